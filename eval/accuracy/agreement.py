@@ -86,8 +86,8 @@ def measure(
 ) -> dict:
     """{method: metrics, values per story and bytes}, as a cell holds them; prefills are shared.
 
-    methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. An exception stands for a
-    method that fails. kept: where finished batches are kept.
+    methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. A method that fails has
+    its exception instead. kept: where finished batches are kept.
     """
     clock = Clock()
     caches = {"full cache as reference": kvlab.make_cache(model, "full")}

@@ -42,11 +42,11 @@ class Meter:
             self.chosen_steps += rows
 
     def add_pass(self, before, after, columns: int, steps: Tensor, skipped: Tensor | int = 0) -> None:
-        """A pass over `columns` known tokens of every row, for the decode steps that it stands for.
+        """A pass over `columns` known tokens of every row, in place of decode steps.
 
         before, after: the cache's `Stats` (bytes grow evenly in between, see `steps_at_once`); steps
-        `[rows]`: how many of the pass's tokens are a row's own; skipped `[rows]`: how many of these, the
-        first, another row stands for.
+        `[rows]`: how many of the pass's tokens are a row's own; skipped `[rows]`: how many first ones of
+        these another row covers.
         """
         steps, skipped = steps.double(), torch.as_tensor(skipped, dtype=torch.float64)
         for name in self.NAMES:
@@ -165,7 +165,7 @@ def pack(
 
     At most `batch` rows and `tokens` padded prompt tokens; with `steps` also at most `longest` columns,
     padding and steps together, since buffers may end there. A prompt of length 0 is never grouped with
-    longer ones; an item too large for a group stands alone. Prompts are padded to the longest of a group and
+    longer ones; an item too large for a group is alone. Prompts are padded to the longest of a group and
     answers to its most steps, and every group makes passes of its own: the groups are those that take the
     least work, where a prompt passes once and its steps once for each of so many methods. Without `steps`
     there are as few as can be, since whatever follows the prompts makes passes, too.

@@ -219,8 +219,8 @@ def character(
     cut: Rule, task: str, text: str, document: dict, head: str = "", shots: int | None = None
 ) -> int:
     """The character before which a prompt is cut; `head`: what a chat template puts before any prompt; shots:
-    how many examples the prompt has, None: nobody says, so whatever stands before the item is taken for some.
-    Raises Problem where the rule finds none, or where shots are missing."""
+    the number of examples in the prompt, None: unknown, so any text before the item counts as examples.
+    Raises Problem if the rule finds none, or shots are missing."""
     at = cut.find(text, document)
     if at is None:
         raise Problem(

@@ -14,7 +14,7 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
   generation_config is followed (`choosing.py`).
 
 Under another protocol than `question-inside` (`protocols.py`) the context alone is prefilled and compressed,
-and the question goes through the cache, in one pass but for its last token, then the continuation token by
+and the question goes through the cache, in one pass except for its last token, then the continuation token by
 token.
 
 `recompute` stores nothing, so one pass over known tokens is what it would compute token by token,

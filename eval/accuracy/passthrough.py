@@ -3,8 +3,8 @@
 What is added is what its users would trip over: rows are decoded together unless `--batch_size` says
 otherwise, a machine without CUDA is asked for its CPU, the answers kept by `--use_cache` are those of one
 method, model and protocol (the path carries their digest), a task's own YAML may say where its contexts end,
-kvlab's own tasks are known by name, and tasks that make their rows learn where the model's tokenizer is. What
-is bad in a user's own files is one line. All this holds for what stands in the file of `--config` too.
+kvlab's own tasks are known by name, and tasks that make their rows learn where the model's tokenizer is. An
+error in a user's own files is one line. All this also holds for the file of `--config`.
 """
 
 from __future__ import annotations
@@ -157,16 +157,16 @@ def _dictionary(said) -> dict:
 
 
 def _asked(tasks: list[str]) -> tuple[list[str], list[str]]:
-    """(our own tasks among these, which may be patterns; the names and patterns that stand for others)."""
+    """(our own tasks among these, which may be patterns; the names and patterns of other tasks)."""
     local = local_names()
     ours = [one for name in tasks for one in fnmatch.filter(local, name)]
     return ours, [name for name in tasks if not fnmatch.filter(local, name)]
 
 
 def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[dict, dict]:
-    """({task: the text before which its YAML says to cut}, {task: how many examples stand before its items,
-    where `shots` are asked for; None: of lm-eval's own ones}), of a user's own tasks, named as files or in
-    these folders. Raises Problem for files that are wanted and cannot be used."""
+    """({task: the text before which its YAML says to cut}, {task: how many examples come before its items, if
+    `shots` are asked for; None: of lm-eval's own ones}), of a user's own tasks, named as files or in these
+    folders. Raises Problem for files that are wanted and cannot be used."""
     if len(tasks) == 1 and Path(tasks[0]).is_dir():
         tasks = [f"{tasks[0]}/*.yaml"]
     files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]

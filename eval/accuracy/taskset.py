@@ -235,7 +235,7 @@ def arguments(text: str) -> dict:
 
 
 def metadata(name: str, sources: Sources = NONE) -> dict:
-    """What stands under `metadata:` in a task's YAML."""
+    """The content of `metadata:` in a task's YAML."""
     return {} if name == AGREEMENT else _looked_at(name, sources)[name].config.metadata or {}
 
 
@@ -259,7 +259,7 @@ def runs_programs(name: str, sources: Sources = NONE) -> bool:
 
 
 def files(name: str, sources: Sources = NONE) -> list[Path]:
-    """The files that a task's numbers stand on; none for one of lm-eval's own with its own data."""
+    """The files behind a task's numbers; none for one of lm-eval's own with its own data."""
     if name == AGREEMENT:
         return [STORIES]
     rows = [Path(file) for task, file in sources.data if task == name]
@@ -290,7 +290,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
 
 @cache
 def rows_digest(name: str, sources: Sources = NONE) -> str:
-    """The digest of the files that a task's numbers stand on, or else of the documents that it reads."""
+    """The digest of the files behind a task's numbers, or else of the documents that it reads."""
     if found := files(name, sources):
         return digest(found)
     documents = _looked_at(name, sources)[name].eval_docs

@@ -25,8 +25,8 @@ class Texts(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without a context: the beginning token, else the end token. Raises
-        Problem where the tokenizer has neither."""
+        """The token before a text without a context: the beginning token, else the end token. Raises Problem
+        if the tokenizer has neither."""
         if self._first is None:
             raise Problem(
                 "bos_token=None, eos_token=None: one of them stands before a text without a context, and "

@@ -27,7 +27,7 @@ BESIDE = {"tag", "group", "task_list", "include", "class"}  # what lm-eval itsel
 
 
 def is_file(name: str) -> bool:
-    """Does a task's name stand for a YAML file, by its ending?"""
+    """Whether a task's name is that of a YAML file, by its ending."""
     return name.endswith(ENDINGS)
 
 
@@ -65,8 +65,8 @@ def read(file: Path | str, asked: str) -> dict:
 
 
 def stands_on(file: Path) -> list[Path]:
-    """The files that a YAML stands on which lm-eval has loaded: itself, all that it includes, the modules of
-    its functions, and the Python files beside each of them."""
+    """The files behind a YAML that lm-eval has loaded: itself, all that it includes, the modules of its
+    functions, and the Python files beside each of them."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     file = file.resolve()
@@ -102,7 +102,7 @@ def name_of(found: dict) -> str:
 
 @cache
 def alone(file: str) -> Path:
-    """A folder in which lm-eval finds this file's task and no other; of a group, whose members lie beside it,
+    """A folder in which lm-eval finds this file's task and no other; for a group, with its members beside it,
     its own folder."""
     if "group" in read(file, file):
         return Path(file).parent
@@ -113,8 +113,7 @@ def alone(file: str) -> Path:
 
 
 def check_absent(name: str, folders: Iterable[str | Path]) -> None:
-    """Raises Problem where a name that lm-eval does not know stands in a file of these folders that it left
-    out."""
+    """Raises Problem if a name unknown to lm-eval is in a file of these folders that it left out."""
     says = re.compile(rf"^\s*(task|group)\s*:\s*[\"']?{re.escape(name)}[\"']?\s*(#.*)?$", re.MULTILINE)
     for folder in folders:
         for file in sorted(Path(folder).rglob("*.yaml")):

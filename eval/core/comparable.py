@@ -1,10 +1,10 @@
 """Comparable: which stored cells are in one table, and a line about those that are in none.
 
-Cells of one table share their whole configuration (shots, limit, dtype, ...) but for the protocol, which
-has columns of its own, the digest of a method of your own, which is one for each method, and, from task to
-task, that of the data. What is wanted now sets the configuration; where nothing is, the newest cell does.
-Accuracies under other settings have tables of their own, and so has speed on another device or in another
-dtype. Cells of another model, other code or other data are left out.
+Cells of one table share their whole configuration (shots, limit, dtype, ...) except the protocol, which has
+its own columns, the digest of your own method, one for each method, and, from task to task, the digest of the
+data. The cells wanted now set the configuration; if none are, the newest cell does. Accuracies under other
+settings have tables of their own, and so has speed on another device or in another dtype. Cells of another
+model, other code or other data are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED = 2  # cells that a line names before it counts
 
 
 def differences(config: dict, wanted: dict, apart: tuple[str, ...] = ()) -> dict[str, tuple]:
-    """{key: (value, wanted value)} where two configurations differ, but for the keys `apart`."""
+    """{key: (value, wanted value)} where two configurations differ, except in the keys `apart`."""
     if {**config, **dict.fromkeys(apart)} == {**wanted, **dict.fromkeys(apart)}:
         return {}
     config, wanted = (json.loads(json.dumps(one)) for one in (config, wanted))
@@ -34,7 +34,7 @@ def differences(config: dict, wanted: dict, apart: tuple[str, ...] = ()) -> dict
 
 
 def table_of(task: str) -> str:
-    """The table that a cell of this task stands in."""
+    """The table of a cell of this task."""
     return "speed" if task.startswith(SPEED) else "accuracy"
 
 

@@ -51,7 +51,7 @@ def digest(paths: Iterable[Path | str]) -> str:
 
 @cache
 def code_digest(harness: Path = HARNESS) -> str:
-    """Of all code that makes numbers, wherever it lies. Whoever edits any of it makes every number again."""
+    """Of all code that makes numbers, wherever it is. An edit to any of it makes all numbers again."""
     kvlab = harness.parent / "kvlab"
     ours = digest([*kvlab.rglob("*.py"), kvlab / "workshop/calibration.txt"])
     rooms = digest(file for room in MAKES for file in (harness / room).rglob("*.py"))
@@ -101,7 +101,7 @@ def _source(one) -> bytes:
 
 @cache
 def model_digest(name: str | None) -> str:
-    """Of the contents of a model's folder (None: the embedded model); a hub id stands for itself."""
+    """Of the contents of a model's folder (None: the embedded model); a hub id is its own digest."""
     from kvlab.models import EMBEDDED, source_of
 
     source = source_of(name)

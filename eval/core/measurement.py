@@ -3,7 +3,7 @@
 A measurement is a dataclass. Its fields are the options of its sub-command (`option` says how each is read),
 `cells()` says which results are wanted and `make(cell)` makes one; where several are cheaper or fairer
 together, `made(cells, bar)` yields them as they come. `run` keeps what is stored with the same configuration,
-makes the rest, and stores every result with the versions, the commit and the machine it stands on.
+makes the rest, and stores every result with its versions, commit and machine.
 
 Modules of measurements import nothing heavy at their top: a command line is answered from them.
 """
@@ -318,7 +318,7 @@ def run(measurement: Measurement, store, show) -> int:
 
 
 def record(cell: Cell, found: dict, threads: int | None) -> dict:
-    """A cell as it is stored: names, configuration, the numbers found, and what they stand on."""
+    """A cell as it is stored: names, configuration, the numbers found, and their provenance."""
     found = dict(found)
     device, threads = found.pop("device"), found.pop("threads", threads)
     where = found.get("machine") or machine(device, threads)

@@ -8,8 +8,8 @@
 A cell is written to a temporary file and renamed, so a reader or an interrupted run never sees half of one.
 HASH is of model, method, task and the whole configuration (digests of model, code and data, and settings).
 Cells of several protocols, limits or dtypes are beside each other in one folder, and none replaces another.
-Studies have no method of their own: theirs is "". OUT is a folder or an
-address of fsspec; what is drawn and tabled for an address lies in a temporary folder until `publish`.
+Studies have no method of their own: theirs is "". OUT is a folder or an address of fsspec; plots and tables
+for an address are in a temporary folder until `publish`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Store:
             (self.out / RUN).write_bytes(command)
 
     def publish(self) -> None:
-        """Bring what lies in the temporary folder of an address there."""
+        """Copy the temporary folder of an address there."""
         for path in sorted(self.out.iterdir()) if self.remote else ():
             if path.is_file():
                 self.home.write(path.name, path.read_bytes())

@@ -3,14 +3,14 @@ GB/s.
 
 An OPT-13B shape with random weights; FlexGen is `offload`, FlexGen with INT4 and with H2O at a fifth are
 `offload+int4` and `offload+h2o`, UVM is `uvm`, InfiniGen fetches a tenth, the ideal holds everything on the
-device. The prompt really runs, 64 tokens longer than the paper's, so that the few steps that are timed stand
-in the middle of the 128 that it writes; `total_s` is the prompt's time and 128 times the median of theirs.
-Unified memory is modelled as everywhere in kvlab: on the real link its pages cost nothing besides their
-bytes, which flatters it; on the throttled one they pay for their faults. No managed memory is asked for. On
-the throttled link the prompt is not run again: its time is worked out from that on the real link
-(`prefill_modelled`). `predicted` is the simulator with this machine's measured bandwidth, operations, link
-and launches (`launches.py`); `error` and `error_total` are what it is off in a step and in `total_s`, in per
-cent of what stands in the row.
+device. The prompt really runs, 64 tokens longer than the paper's, so that the few timed steps are in the
+middle of the 128 that it writes; `total_s` is the prompt's time and 128 times the median of theirs. Unified
+memory is modelled as everywhere in kvlab: on the real link its pages cost nothing besides their bytes, which
+flatters it; on the throttled one they pay for their faults. No managed memory is asked for. On the throttled
+link the prompt is not run again: its time is worked out from that on the real link (`prefill_modelled`).
+`predicted` is the simulator with this machine's measured bandwidth, operations, link and launches
+(`launches.py`); `error` and `error_total` are its errors for a step and for `total_s`, in per cent of the
+row's values.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
     for where, bandwidth in (("real", math.inf), ("throttled", predict.PUBLISHED_LINK)):
         if link is not None:
             link.bandwidth = bandwidth
-        elif rows:  # nothing crosses: the same bar stands beside both, its prompt as it was measured
+        elif rows:  # nothing crosses: both get the same bar, with the measured prompt
             rows.append(rows[0] | {"link": where})
             continue
         times = bench.interleaved({"step": step}, COUNTED, bench.wall)["step"]

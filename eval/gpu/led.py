@@ -1,7 +1,7 @@
-"""Led: what a device stored and fetched, taken over by a run on the CPU that says where it would not have.
+"""Led: a CPU run takes over a device's codes and fetches, and reports where it would have differed.
 
-Rounding turns a number that lies between two codes into either. What follows from the other one is no
-error of whoever computes on, so a run that is compared with another one stores the codes of that one.
+A number between two codes may be rounded to either. The difference that follows is no error of later steps,
+so a run that is compared with another one stores that one's codes.
 """
 
 from __future__ import annotations

@@ -72,9 +72,9 @@ def made(bench, name: str):
 
 
 def for_method(bench, name: str, method: str, way: str = "eager"):
-    """The model for a method, always with the same weights: for transformers' caches one that kvlab has never
-    touched, and one of its own for what hangs hooks on its model, so that no other method's step pays for
-    them, and for steps that are replayed (way: "graph")."""
+    """The model for a method, always with the same weights: one that kvlab has never touched for
+    transformers' caches, and a separate one for methods that add hooks, so that no other method's step pays
+    for them, and for replayed steps (way: "graph")."""
     model = made(bench, name)
     if method.startswith("hf-"):
         return bench.models[name, "hf"]

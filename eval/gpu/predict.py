@@ -8,7 +8,7 @@ from kvlab.arithmetic import MACHINES, SHAPES, Machine, prefill_flops
 from kvlab.measure import simulate
 from kvlab.models import ModelShape
 
-SHEET = "H100-PCIe5"  # whose sheet stands in for a machine that nobody has measured
+SHEET = "H100-PCIe5"  # its sheet replaces that of an unmeasured machine
 PUBLISHED_LINK = 16e9  # bytes per second: the paper's PCIe 3.0
 STEPS = 128  # tokens that the paper's experiment writes
 SYSTEMS = {  # of the simulator: the method that is measured; h2o holds a fifth, infinigen fetches a tenth

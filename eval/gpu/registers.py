@@ -18,7 +18,7 @@ DIMENSIONS = (64, 128, 80, 96, 160, 256)
 
 
 def taken(kernel) -> str:
-    """Registers of a compiled kernel, and what lies on the stack."""
+    """Registers of a compiled kernel, and its bytes on the stack."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -1,4 +1,4 @@
-"""The report: tables in the terminal, plots, and one page that stands by itself.
+"""The report: tables in the terminal, plots, and one self-contained page.
 
 Everything comes from the stored cells: `python -m eval report --out DIR` makes it again at any time.
 """

@@ -122,8 +122,7 @@ def _panel(axes, rows: list[dict], names: tuple[str, ...], top: float, look: dic
 
 
 def highest(rows: list[dict]) -> float:
-    """Where the axis of these rows' per cents ends: at 100, or where all lie in its lower half, at the next
-    ten."""
+    """The end of the axis of these rows' per cents: 100, or the next ten if all are in the lower half."""
     most = max(100 * (row["value"] + (row["stderr"] or 0)) for row in rows)
     most = max(most, 100 * (rows[0]["chance"] or 0))
     return 100.0 if most > 50 else 10.0 * max(1, math.ceil(most / 10))

@@ -87,7 +87,7 @@ def latex(text: str) -> str:
 
 
 def booktabs(title: str, head: list[str], body: list[list[str]], note: str) -> str:
-    """A table of booktabs; a title that is long stands in several lines, broken at its commas."""
+    """A table of booktabs; a long title is broken into lines at its commas."""
     stacked = lambda text: "\\shortstack[r]{" + r"\\".join(map(latex, text.split(", "))) + "}"
     lines = [
         " & ".join([latex(head[0]), *map(stacked, head[1:])]),

@@ -1,4 +1,4 @@
-"""A folder of results as one tidy pandas frame: a row for each stored number, with all it stands on."""
+"""A folder of results as one tidy pandas frame: a row for each stored number, with its provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a page that stands by itself, with its plots. What it looks like: `report.html.j2`."""
+"""The report as a self-contained page with its plots. Its layout: `report.html.j2`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def render(found: list[Board], figures: list[dict], store: Store, answers: tuple
 
 
 def definitions(found: list[Board]) -> dict[str, str]:
-    """The words of the page, but for protocols that nothing on it stands on."""
+    """The definitions for the page, without protocols that it does not use."""
     named = " ".join(board.protocol for board in found)
     return {
         word: text

@@ -17,8 +17,8 @@ PROTOCOLS = ("context-first", "question-inside")
 
 
 def label(method: str) -> str:
-    """A method as a table names it: its text without the budget, which stands above the table, and without
-    the file that is the reader's own."""
+    """A method as a table names it: its text without the budget, which is above the table, and without the
+    user's own file."""
     name, _, rest = method.partition(":")
     more = ",".join(part for part in rest.split(",") if part and not part.startswith(("budget=", "profile=")))
     return f"{name}:{more}" if more else name
@@ -44,7 +44,7 @@ def made(row: dict) -> str:
 
 
 def place(row: dict, names: tuple[str, ...]) -> tuple:
-    """Where a row stands."""
+    """A row's place in the table."""
     return tuple(str(row.get(name)) for name in names)
 
 
@@ -158,7 +158,7 @@ def shots(rows: list[dict]) -> list[str]:
 
 
 def test(rows: list[dict]) -> str:
-    """What a star stands on: McNemar's test, but where a score is a share of what was asked for."""
+    """The test behind a star: McNemar's, except for scores that are shares of the items asked for."""
     shares = dict.fromkeys(row["task"] for row in rows if row["p"] is None)
     besides = f"; {', '.join(shares)}: two standard errors of the paired difference" if shares else ""
     return f"McNemar, p < 0.05, each pair by itself{besides}"

@@ -37,8 +37,8 @@ def bits(row: dict, full: dict) -> float:
 
 
 def against_bits(rows: list[dict]) -> Figure:
-    """One model's rows: what a token costs beyond `full` against true bits, standard errors over chunks as
-    bars; what costs less than NOISE stands at the bottom; the front that no other format beats in grey."""
+    """One model's rows: a token's cost beyond `full` against true bits, standard errors over chunks as bars;
+    costs below NOISE are drawn at the bottom; the front that no other format beats in grey."""
     full = next(row for row in rows if row["method"] == "full")
     figure = Figure(figsize=(8.8, 5.4), layout="constrained")
     axes = figure.add_subplot()

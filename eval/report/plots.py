@@ -212,7 +212,7 @@ def save(figure: Figure, stem: Path, *forms: str) -> None:
 
 
 def for_page(svg: str, name: str, title: str) -> str:
-    """An SVG file's text made fit to stand in a page: ids of its own, a title, the reader's colours."""
+    """An SVG file's text, adapted to a page: unique ids, a title, the reader's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

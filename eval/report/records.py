@@ -1,4 +1,4 @@
-"""Rows: every stored accuracy as one flat row that says all it stands on, for JSON, CSV and Parquet."""
+"""Rows: every stored accuracy as one flat row with its provenance, for JSON, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def curve_of(method: str) -> tuple[str, float | None]:
 
 def row(cell: dict, full: dict | None, base: dict | None = None) -> dict:
     """One cell as a row: its main metric with its standard error, McNemar's test against `base`, bytes, and
-    what the number stands on. full, base: the cells of `full` and of the method that others are compared
-    with, on the same task. `compared` is false where `full` does not beat guessing."""
+    its provenance. full, base: the cells of `full` and of the method that others are compared with, on the
+    same task. `compared` is false if `full` does not beat guessing."""
     metric, config = cell["metrics"][0], cell["config"]
     curve, budget = curve_of(cell["method"])
     told = {
@@ -80,7 +80,7 @@ def row(cell: dict, full: dict | None, base: dict | None = None) -> dict:
 
 
 def provenance(cell: dict, data: str) -> dict:
-    """What a cell's numbers stand on; data: the name that its data's digest has in the configuration."""
+    """The provenance of a cell's numbers; data: the configuration's name for the digest of its data."""
     config, machine = cell["config"], cell["machine"]
     return {
         "model_digest": config.get("model"),

@@ -45,7 +45,7 @@ class Board:
     speed: list[dict] = field(default_factory=list)
     cells: list[dict] = field(default_factory=list)
     against: str = "full"  # the method that others are compared with
-    left_out: str = ""  # a line about cells of this model that may not stand beside these
+    left_out: str = ""  # a line about cells of this model that are not comparable with these
 
     @property
     def scored(self) -> set[str]:
@@ -336,9 +336,9 @@ class Column:
     """One number of the speed table. A row of an older cell that lacks it shows "–".
 
     key: in a row of speed.json. head, unit: two lines at its top on the page. terminal: these in the
-    terminal, None where it is for the page only. `{context}` stands for the context in them. text: value ->
-    what is printed. everywhere: shown at every context, not only the longest. spread: the page shows KEY_min
-    and KEY_max too.
+    terminal, None if it is for the page only. `{context}` in them is replaced by the context. text: value ->
+    printed text. everywhere: shown at every context, not only the longest. spread: the page shows KEY_min and
+    KEY_max too.
     """
 
     key: str

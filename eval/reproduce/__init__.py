@@ -1,1 +1,1 @@
-"""Reproduce: the studies that the documents stand on, made again, collected and set into tables."""
+"""Reproduce: run the studies behind the documents again, collect them and make their tables."""

@@ -1,4 +1,4 @@
-"""Collect: stored cells as one JSON file of rows, each with what it stands on, and as a flat table."""
+"""Collect: stored cells as one JSON file of rows, each with its provenance, and as a flat table."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def write(rows: list[dict], about: str, of_cell: tuple, file: Path, say) -> None
 
 
 def others(made: list[dict], stored: list[dict], of_cell: tuple) -> list[dict]:
-    """The stored rows that stand beside these: of other cells, and where these were asked the same model and
-    task, asked in the same way (`ASKED`: the same documents, say)."""
+    """The stored rows comparable with these: from other cells and, for the same model and task, asked in the
+    same way (`ASKED`: the same documents, say)."""
     cells, asked = {place(row, of_cell) for row in made}, {place(row): place(row, ASKED) for row in made}
     beside = lambda row: asked.get(place(row), place(row, ASKED)) == place(row, ASKED)
     return [row for row in stored if place(row, of_cell) not in cells and beside(row)]
 
 
 def place(row: dict, names: tuple = PLACE) -> tuple:
-    """Where a row stands."""
+    """A row's place in the table."""
     return tuple(str(row.get(name)) for name in names)
 
 

@@ -40,7 +40,7 @@ def report(measurement, store, show, wanted: list) -> None:
 
 
 def kernel_rows(cells: list[dict]):
-    """(stored cell, one of its rows without what the cell stands on)."""
+    """(stored cell, one of its rows without the cell's provenance)."""
     for cell in sorted(cells, key=lambda cell: cell["config"]["tokens"]):
         about = {"simd": cell["config"]["simd"], "threads": cell["machine"]["threads"]}
         yield from ((cell, about | row) for row in cell["rows"])
@@ -62,7 +62,7 @@ def studies(measurement, show) -> None:
 
 
 def fill() -> None:
-    """Write the marked tables of the documents anew."""
+    """Rewrite the marked tables of the documents."""
     for document in DOCUMENTS:
         if document.is_file():
             write_file(document, filled(document.read_text(encoding="utf-8")))

@@ -1,5 +1,5 @@
-"""Tables of stored gates (`kvlab gate --json`): verdicts by models, how well they are foreseen, and how the
-limits stand beside answers."""
+"""Tables of stored gates (`kvlab gate --json`): verdicts by models, how well they are predicted, and how the
+limits agree with answers."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def said(value: float, low: float | None, high: float | None) -> str:
 
 
 def inside(published: float, value: float, low: float | None, high: float | None) -> str:
-    """Whether a published number lies within our interval."""
+    """Whether a published number is within our interval."""
     if low is None:
         return f"no interval; ours is {value / published:.2f} times it"
     return "yes" if low <= published <= high else "no"

@@ -193,7 +193,7 @@ def compared(documents: list[dict], ours: list[dict], theirs: list[dict]) -> dic
 
 
 def named_rows(cells) -> Iterator[tuple[dict, dict]]:
-    """(stored cell of `python -m eval peers`, its row without what it stands on), pair by pair."""
+    """(stored cell of `python -m eval peers`, its row without provenance), pair by pair."""
     for cell in sorted(cells, key=lambda cell: (cell["model"], cell["task"])):
         _, task, protocol = cell["task"].split(":")
         named = {"model": cell["model"], "task": task, "protocol": protocol, "method": cell["method"]}

@@ -105,7 +105,7 @@ def named(model: str) -> str | None:
 
 
 def named_rows(cells) -> Iterator[tuple[dict, dict]]:
-    """(stored cell, one of its rows without what the cell stands on)."""
+    """(stored cell, one of its rows without the cell's provenance)."""
     tokens = lambda cell: int(cell["task"].rpartition(":")[2])
     for cell in sorted(cells, key=lambda cell: (cell["model"] != "workshop", tokens(cell))):
         about = {name: cell["about"].get(name) for name in ("simd", "compiled", "batch", "layers")}

@@ -43,7 +43,7 @@ class Reproduce(Collected):
 
     @property
     def in_documents(self) -> bool:
-        """Whether what is collected stands in docs/results, or beside its cells."""
+        """Whether collected rows go to docs/results, or beside their cells."""
         return not self.quick and self.out is None
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ ASKED = ("many-questions", "reuse", "question-inside")  # one context, several q
 
 
 def not_made(command: str) -> str:
-    """What stands in the place of a table that has no rows."""
+    """The text in place of a table without rows."""
     return f"Not made yet: `{command}` makes it."
 
 

@@ -1,8 +1,7 @@
 """Tables of timed rows: decode steps and prompts, attention alone, and our methods beside kvpress's.
 
-Rows of steps are of a `kind`: "" for steps as they are, or what sets them apart: "weights" (narrow ones),
-"prompt" (the time of a whole prompt); of rows with another batch or number of layers, which stand in the file
-besides, no table is made.
+Rows of steps are of a `kind`: "" for ordinary steps, "weights" (narrow ones) or "prompt" (the time of a whole
+prompt); the file's rows with another batch or number of layers are in no table.
 """
 
 from __future__ import annotations

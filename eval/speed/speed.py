@@ -103,7 +103,7 @@ class Speed(Pooled):
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
-        if self.engine != "eager":  # of a run: what stands in one table was measured in one
+        if self.engine != "eager":  # of a run: the rows of a table come from one
             shared["engine"] = self.engine
         if self.weights != "fp32":
             shared["weights"] = self.weights
@@ -154,7 +154,7 @@ class Speed(Pooled):
             bar.at(f"{context_of(done.job[0])} tokens", sum(map(self.work, done.job)))
 
     def worker(self, method: str):
-        """A process, or what stands for one, that times a method."""
+        """A process, or a substitute, that times a method."""
         names = ("suite", "model", "device", "dtype", "engine", "weights")
         options = {name: getattr(self, name) for name in names} | {"method": method}
         kind = workers.Here if self.jobs == 0 else workers.Worker

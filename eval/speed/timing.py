@@ -107,7 +107,7 @@ class Theirs:
 
 
 def setup(options: dict, report: Callable) -> Callable:
-    """A worker's handler: a context -> one repeat's measurements; "about" -> what it stands on."""
+    """A worker's handler: a context -> one repeat's measurements; "about" -> their provenance."""
     kind = Theirs if options["method"] in BASELINES else Ours
     timed = kind(options)
     shape = ModelShape.of(timed.model)

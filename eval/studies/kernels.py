@@ -5,11 +5,11 @@
     FORMAT-decode  all of K and V turned back into fp32, then attention: what a store without kernels does
 
 One query per row, batch 1, one thread, for the heads of `SHAPES`. All kernels have a turn, then all again;
-before every turn 256 MiB of other memory are read, so that nothing of K and V lies in the processor's
-cache, and the time of that says how fast memory is then. What decodes first has its turns after them: the
-memory that it takes and gives back made a kernel that came next up to twice as slow. `ms` is a median of CPU
-time, ms_low and ms_high are its quartiles; bytes are those of K and V as stored, scales included; `bits` is
-the true cost per value; the fraction is bytes / ms over the median bandwidth of the same turns. `simd`: the
+before every turn 256 MiB of other memory are read, so that nothing of K and V is in the processor's cache,
+and their time gives the memory's speed at that moment. Methods that decode first have their turns afterwards:
+the memory that they take and return made the next kernel up to twice as slow. `ms` is a median of CPU time,
+ms_low and ms_high are its quartiles; bytes are those of K and V as stored, scales included; `bits` is the
+true cost per value; the fraction is bytes / ms over the median bandwidth of the same turns. `simd`: the
 instructions that the kernels were compiled for.
 """
 

@@ -4,7 +4,7 @@
     drift   perplexity and error after 1,500 decoded tokens, stored once or re-quantized at every step
 
 Bits per value are measured: the bytes of the tensors that a cache holds, scales, zero points and windows
-included, over the numbers it stands for.
+included, over the numbers it represents.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def row(experiment: str, method: str, metric: str, value: float, unit: str, toke
 
 
 class Requantized(Growing):
-    """What runtimes with one scale per buffer may do: at every step all that is held is decoded and quantized
-    anew, with the scale of all that is held, so that a new largest value rounds everything again."""
+    """The behaviour of some runtimes with one scale per buffer: at every step everything held is decoded and
+    quantized again with one scale, so a new largest value rounds everything again."""
 
     def start(self, layer) -> RequantizedState:
         return RequantizedState(self)
@@ -92,7 +92,7 @@ def bits(study) -> Iterator[dict]:
 
 def ways() -> dict[str, Growing | None]:
     """The stores that `drift` compares: a scale per token and head, or one for all of K and of V of a layer,
-    fixed by the prompt or found anew at every step."""
+    fixed by the prompt or found again at every step."""
     found: dict[str, Growing | None] = {"full": None}
     for width in (8, 4):
         found[f"int{width}, scale per token"] = Growing(Int(width))

@@ -230,8 +230,8 @@ def memory(length: int = 8192) -> dict:
 
 
 def drifting(steps=(1, 10, 100, 300, 700, 1500)) -> dict:
-    """Error of int8 K and V over the steps, per cent of their size, mean over the layers: scales that are
-    fixed and scales that are taken anew at each step (real K and V of the workshop model on prose)."""
+    """Error of int8 K and V over the steps, per cent of their size, mean over the layers: fixed scales and
+    scales computed again at each step (real K and V of the workshop model on prose)."""
     model, tokenizer = kvlab.load()
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(STORIES.glob("a*.txt")))
     ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=steps[-1]).input_ids

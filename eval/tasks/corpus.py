@@ -6,8 +6,8 @@ from `VALID_SEED` on to validation; the wording `met` and the lists `EVAL_NAMES`
 are for evaluation only.
 
 A fact ties a key ("brown dog") to a value ("Otis").  Where the value directly follows the key the
-wording is *adjacent* (the easiest to learn: find the key, copy the next token); where the same words
-stand between them in every fact ("the red key is in the barn") it is *separated*; a *chain* needs
+wording is *adjacent* (the easiest to learn: find the key, copy the next token); where the same words separate
+them in every fact ("the red key is in the barn") it is *separated*; a *chain* needs
 two facts ("Mia owns the brown dog", "the brown dog sleeps in the barn").
 
     >>> import random
@@ -126,7 +126,7 @@ def recall(
 ) -> Document:
     """`facts` statements with different keys and different values, and `questions` about them.
 
-    `wording` is a key of `WORDINGS` or `EVAL_WORDINGS`; `filler` are sentences to stand between.
+    `wording` is a key of `WORDINGS` or `EVAL_WORDINGS`; `filler` are sentences to put between them.
     """
     style = WORDINGS.get(wording) or EVAL_WORDINGS[wording]
     named = style.value == "name"
@@ -207,7 +207,7 @@ def several(rng: random.Random, facts: int = 9, questions: int = 1, filler: Iter
 
 
 def update(rng: random.Random, facts: int = 9, questions: int = 1, filler: Iterable[str] = ()) -> Document:
-    """Things that lie somewhere; half of them are moved later, and the last statement counts."""
+    """Things in places; half of them are moved later, and the last statement counts."""
     things = keys(rng, max(2, facts * 2 // 3), THINGS)
     order = [*range(len(things)), *rng.sample(range(len(things)), len(things) // 2)]
     rng.shuffle(order)

@@ -55,7 +55,7 @@ def multiquery(rng: random.Random):
 
 
 def tracking(rng: random.Random):
-    """A number handed from one to the next; who has it? Another chain stands between."""
+    """A number handed from one person to the next; who has it? Another chain is mixed in."""
     names = rng.sample(NAMES, 2 * HOPS)
     facts, chains = [], (names[:HOPS], names[HOPS:])
     numbers = code(rng), code(rng)

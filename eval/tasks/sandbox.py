@@ -1,10 +1,10 @@
-"""A program that a model wrote, run in a process of its own.
+"""A program that a model wrote, run in a separate process.
 
-The process stands in an empty folder and has no environment but PATH, the standard library alone, a limit of
-processor time and of memory, and no input; what it prints goes nowhere, and no file grows. An audit hook
-refuses sockets, new processes, and all files but Python's own, which it may read. On Linux, where the kernel
-lets `unshare` make them, it also has namespaces of its own, of network and of processes, so whatever it
-started ends with it.
+The process starts in an empty folder with only PATH in its environment, the standard library alone, limits on
+processor time and memory, and no input; its output is discarded, and no file can grow. An audit hook refuses
+sockets, new processes, and all files except Python's own, which it may read. On Linux, where the kernel lets
+`unshare` make them, it also has namespaces of its own, of network and of processes, so whatever it started
+ends with it.
 
 That keeps mistakes of a model from the machine. It is no jail: a program written to break out of Python's
 audit hooks can. So tasks that run programs are opt-in (`unsafe_code` in their YAML), and programs that

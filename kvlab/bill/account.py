@@ -1,7 +1,7 @@
-"""Account: what a method holds, moves and reads of one row's cache, from its policies and a model's layers.
+"""Account: the bytes of a row's cache that a method holds, moves and reads, from its policies and a model.
 
-The same policies that make a `KVCache` say how many tokens stay (`Keep.limits`), how many bits a number has
-(`Growing.bits_per_value`) and what is fetched (`Fetch`), so a method of your own is counted as well.
+The same policies that make a `KVCache` give the number of tokens kept (`Keep.limits`), the bits per number
+(`Growing.bits_per_value`) and the tokens fetched (`Fetch`), so your own methods are counted too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..store import buffer_of
 class Account:
     """One row of tokens, all layers. Bytes held on the device (of what a host sends: one layer at a time) and
     on the host, moved over the link and read by the device in a step; operations of a step's attention.
-    pages: what is on the host stays on the device as long as it fits there. most: what is moved hangs on the
-    text, and all that the budget allows is counted; everything else is the least."""
+    pages: the host's tokens stay on the device while they fit there. most: the bytes moved depend on the
+    text, and the whole budget is counted; everything else is a lower bound."""
 
     device: float = 0.0
     host: float = 0.0
@@ -54,9 +54,9 @@ def policies(spec: Spec) -> dict:
 
 
 def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
-    """What `spec`, whose `policies` were made, costs for one row of `tokens` tokens. Nothing is rounded, and
-    what a keep or a table remembers of a token (some 8 bytes a head) is not counted.
-    ValueError where kvlab would refuse the method on such layers."""
+    """The cost of `spec`, with its `policies`, for one row of `tokens` tokens. Nothing is rounded, and the
+    memory of a keep or a table (some 8 bytes per token and head) is not counted. ValueError if kvlab would
+    refuse the method on such layers."""
     if spec.name == "recompute":
         return Account(operations=prefill_operations(model, tokens))
     if spec.name == "padded":
@@ -92,7 +92,7 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
 
 @dataclass(frozen=True)
 class Use:
-    """What a place is asked about: a layer of a model (`describe`) with so many of `tokens` tokens held in a
+    """The argument of a place's `cost`: a layer of a model (`describe`) with `held` of `tokens` tokens in a
     store. order: among the layers that attend. stated: the context that the model states (None: none)."""
 
     kind: dict
@@ -134,7 +134,7 @@ def bytes_per_token(model: dict, token: int) -> float:
 
 
 def seen(kind: dict, tokens: int) -> int:
-    """Tokens that a layer has any use for between two steps: W - 1 of a window of W."""
+    """Tokens that a layer needs between two steps: W - 1 of a window of W."""
     return min(tokens, kind["window"] - 1) if kind["window"] else tokens
 
 
@@ -173,7 +173,7 @@ def weights(model: dict, *when: str) -> float:
 
 
 def step_weights(model: dict, rows: int) -> float:
-    """Bytes of weights that a step of `rows` rows reads at least: of experts those that some row takes."""
+    """The least bytes of weights that a step of `rows` rows reads: of experts, those that some row takes."""
     read = weights(model, "step", "head")
     if model["experts"]:
         read += weights(model, "experts") * experts_read(*model["experts"], rows) / model["experts"][0]

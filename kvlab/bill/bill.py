@@ -1,4 +1,4 @@
-"""Bill: what a model costs on a device: bytes, what fits, floors of time, money, and what runs out first."""
+"""Bill: the costs of a model on a device: bytes, capacity, floors of time, money, and the first limit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOST = {"context": 10**9, "users": 10**6, "price": 10**6}  # what is more is a s
 class Line:
     """One method. Bytes are of all users asked for; times are floors, for the users that fit at once.
 
-    users, tokens: most users at this context, longest context of these users (None: no limit is known, since
-    the host's memory is none of the bill's). step: seconds per token of one user. floors: seconds by what a
-    step is bound by. cost: of a million tokens. first: what runs out first. budget: of a method that has one.
-    at_most: what it fetches hangs on the text; all of its budget is counted. refused: why kvlab refuses the
+    users, tokens: most users at this context, longest context of these users (None: no known limit, since the
+    bill does not cover the host's memory). step: seconds per token of one user. floors: seconds by each limit
+    of a step. cost: of a million tokens. first: the first limit reached. budget: of a method that has one.
+    at_most: its fetches depend on the text; its whole budget is counted. refused: why kvlab refuses the
     method on this model; then the rest is empty.
     """
 
@@ -62,7 +62,7 @@ class Bill:
     lines: list[Line]
 
     def __getitem__(self, method: str) -> Line:
-        """The line of a method, as it was written. KeyError, naming the nearest, where it has none."""
+        """The line of a method, as it was written. KeyError, naming the nearest, for an unknown one."""
         lines = {line.method: line for line in self.lines}
         if method not in lines:
             near = [line for line in lines if name_of(line) == method]
@@ -87,14 +87,14 @@ def bill(
     price: float | None = None,
     methods=None,
 ) -> Bill:
-    """What every method would hold, move and take, at best, with 16-bit keys and values.
+    """Lower bounds of every method's bytes held, bytes moved and time, with 16-bit keys and values.
 
     model: a name in models.json, a folder with a config.json, or that file. device: a name in devices.json.
-    context: tokens of every user (default: what the model was trained for). users: rows held at once. price:
-    of the device per hour. methods: specs such as "h2o:budget=0.1" (default: every named method).
+    context: tokens of every user (default: the model's trained length). users: rows held at once. price: of
+    the device per hour. methods: specs such as "h2o:budget=0.1" (default: every named method).
     Everything is a lower bound: no activations, no fragmentation, no launch and no kernel is charged, so
-    nothing real is quicker or smaller, but for lines that are `at_most`: of these all that the budget allows
-    is charged, and a step may move less. ValueError, one line, for what is unknown or does not fit.
+    nothing real is quicker or smaller, except lines that are `at_most`: they are charged their whole budget,
+    and a step may move less. ValueError, one line, for an unknown name or a model that does not fit.
     """
     name, model = model_named(model)
     device, figures = device_named(device)

@@ -20,8 +20,8 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def table(name: str) -> dict:
-    """`models`, `devices` or `flags`: the file of that name; flags with the methods that say of themselves
-    which technique they are nearest to."""
+    """`models`, `devices` or `flags`: the file of that name; flags with the methods that name them as their
+    nearest technique."""
     found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
     for technique in found.get("techniques", ()):
         near = (one.name for one in (METHODS | PROFILED).values() if one.technique == technique["name"])
@@ -52,7 +52,7 @@ def model_named(name: str | os.PathLike) -> tuple[str, dict]:
 
 
 def _described(path: Path) -> tuple[str, dict]:
-    """What a config.json says, and a name that tells what of it is left out."""
+    """The content of a config.json, and a name that shows what was left out."""
     from transformers import AutoConfig
 
     try:
@@ -78,7 +78,7 @@ def device_named(name: str) -> tuple[str, dict]:
 
 
 def machine(device: dict) -> Machine:
-    """What a roofline needs of a device."""
+    """A device as a `Machine` for rooflines."""
     return Machine(device["flops"], device["bandwidth"], device["link"])
 
 

@@ -1,7 +1,7 @@
-"""Describe: what a model caches in every layer and how its weights are read, by transformers' own code.
+"""Describe: the cached numbers of every layer and the reads of a model's weights, by transformers' own code.
 
-The model is made without memory (torch's meta device) and fed two tokens; what its cache holds afterwards is
-what transformers would allocate: grouped and shared heads, windows, latents, index keys, states.
+The model is made without memory (torch's meta device) and fed two tokens; its cache then holds the tensors
+that transformers would allocate: grouped and shared heads, windows, latents, index keys, states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPTIONS = {"attn_implementation": "eager", "experts_implementation": "batched_mm
 
 
 def describe(config, bits: dict[str, float] | None = None) -> dict:
-    """What `models.json` has of a model besides its configuration and its sources.
+    """A model's entry in `models.json`, without its configuration and sources.
 
     config: a transformers configuration. bits: of the released weights, by part (default: 16 each).
     Returns context (tokens, or None), layers (a letter for every layer), kinds (of each letter: see `_kind`),

@@ -42,7 +42,7 @@ def refused(bill) -> list[str]:
 
 
 def wrapped(lines: list[str]) -> list[str]:
-    """Lines of at most 80 characters; what follows is set in by two."""
+    """Lines of at most 80 characters; continued ones are indented by two."""
     options = {"width": WIDTH, "subsequent_indent": "  ", "break_on_hyphens": False}
     return [part for line in lines for part in textwrap.wrap(line, **options)]
 
@@ -64,7 +64,7 @@ def html(bill) -> str:
 
 
 def header(bill) -> list[str]:
-    """What stands above the table: one line each."""
+    """The lines above the table."""
     users, tokens = counted(bill.users, "user"), counted(bill.context, "token")
     left = bill.memory - bill.weights_bytes
     lines = [
@@ -84,7 +84,7 @@ def columns(bill) -> list[str]:
 
 
 def notes(bill) -> list[str]:
-    """What stands below the table."""
+    """The notes below the table."""
     budgets: dict[float | int, list[str]] = {}
     for line in bill.lines:
         if line.budget is not None and "budget=" not in line.method and line.refused is None:

@@ -1,1 +1,1 @@
-"""Calibrate: what runs a model once, before its cache exists."""
+"""Calibrate: preparations that run a model once, before its cache exists."""

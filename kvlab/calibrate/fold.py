@@ -1,4 +1,4 @@
-"""Fold: write the skewing into W_q and W_k, once and for all (InfiniGen, Lee et al. 2024, offline step)."""
+"""Fold: write the skewing into W_q and W_k permanently (InfiniGen, Lee et al. 2024, offline step)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FOLDABLE = ("opt", "gpt2")  # families whose queries and keys are not rotated by
 def fold(model, ids: Tensor | None = None):
     """Multiply W_q and W_k of every head, biases included, by the head's skewing matrix A, in place.
 
-    (Q A)(K A)^T = Q K^T, so the model computes the same logits up to rounding, InfiniGen has nothing to
-    rotate at run time, and `save_pretrained` writes a checkpoint that stays skewed (its config says so).
+    (Q A)(K A)^T = Q K^T, so the model computes the same logits up to rounding, InfiniGen need not rotate at
+    run time, and `save_pretrained` writes a skewed checkpoint (its config says so).
     ids: calibration tokens `[1, tokens]`, by default those of `models.calibration_ids`. Returns the model.
     Raises ValueError for a family with rotary embeddings, where A must follow the rotation, and for a model
     that is folded already.
@@ -37,8 +37,8 @@ def fold(model, ids: Tensor | None = None):
 
 
 def check_foldable(model, ids: Tensor | None, changed: str, why: str) -> None:
-    """TypeError or ValueError for what is no model, or one whose W_q and W_k cannot be changed so, and for
-    calibration tokens that are none of the model's."""
+    """TypeError or ValueError for an object that is no model, a model whose W_q and W_k cannot be folded, and
+    calibration tokens outside its vocabulary."""
     check_model(model)
     if ids is not None:
         check_ids(ids, ModelShape.of(model).vocabulary)
@@ -48,8 +48,8 @@ def check_foldable(model, ids: Tensor | None, changed: str, why: str) -> None:
 
 
 def projections(model) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """What produces Q, and what produces K, in every layer of a foldable model: views `[heads * head_dim,
-    ...]` of the weights, then of the biases, where it has some."""
+    """The projections to Q and to K in every layer of a foldable model: views `[heads * head_dim, ...]` of
+    the weights, then of the biases, where it has some."""
     if model.config.model_type == "opt":  # x W^T + b
         for block in model.model.decoder.layers:
             query, key = block.self_attn.q_proj, block.self_attn.k_proj
@@ -67,7 +67,7 @@ def is_folded(model) -> bool:
 
 
 def _turn(rows: Tensor, matrix: Tensor) -> None:
-    """Replace `[heads * head_dim, ...]`, what produces Q or K, by what produces Q A or K A."""
+    """Replace a projection `[heads * head_dim, ...]` to Q or K by the one to Q A or K A."""
     heads = (
         rows.unflatten(0, matrix.shape[:2]).flatten(2) if rows.dim() > 1 else rows.view(*matrix.shape[:2], 1)
     )

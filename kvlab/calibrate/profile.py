@@ -1,4 +1,4 @@
-"""Profile: what training or calibration has found out about one model, as a file that a method reads."""
+"""Profile: results of training or calibration for one model, in a file that a method reads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORMAT = "2"  # of the file; another one is refused
 
 @dataclass(frozen=True)
 class Profile:
-    """arrays: by name; about: numbers by name that belong to them; model: `saved.model_digest` of the model
-    that they are of; path: where they were read."""
+    """arrays: by name; about: numbers by name that belong to them; model: `saved.model_digest` of their
+    model; path: the file they were read from."""
 
     path: str
     model: str
@@ -28,7 +28,7 @@ class Profile:
     about: Mapping[str, float]
 
     def check(self, model, **shapes: tuple[int, ...]) -> None:
-        """ValueError, one line, where it was made for a model with another digest, or does not fit."""
+        """ValueError, one line, if it was made for a model with another digest, or does not fit."""
         if (digest := model_digest(model)) != self.model:
             raise ValueError(
                 f"profile={self.path}: it was made for a model with digest {self.model}, not {digest} "
@@ -37,14 +37,14 @@ class Profile:
         self.fits(**shapes)
 
     def fits(self, **shapes: tuple[int, ...]) -> None:
-        """ValueError, one line, where an array has another shape than a model asks for. shapes: by name."""
+        """ValueError, one line, if an array's shape does not fit the model. shapes: by name."""
         for name, wanted in shapes.items():
             if (found := self.arrays[name].shape) != wanted:
                 raise ValueError(f"profile={self.path}: {name} has shape {found}, expected {wanted}")
 
 
 def check_folder(path: str | Path) -> None:
-    """ValueError, one line, where no profile could be written to this file, since its folder is not there."""
+    """ValueError, one line, if this file's folder does not exist."""
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"{path}: there is no such folder")
 
@@ -59,7 +59,7 @@ def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **a
 
 def read(path: str | Path, kind: str, **dimensions: int) -> Profile:
     """The profile of a kind in a file. dimensions: of the tensors that it must hold, by name. ValueError, one
-    line, for what is no file of one, or lacks something."""
+    line, for any other file, or an incomplete one."""
     if not isinstance(path, str | Path):
         made = f"python -m course.recipes.{kind} makes one"
         raise ValueError(f"profile={shown(path)}: expected the file of a profile; {made}")

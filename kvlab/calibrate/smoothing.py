@@ -1,5 +1,4 @@
-"""Smoothing: take the size of K's outlier channels out of it, in the weights where nothing rotates
-(SmoothQuant, Xiao et al. 2023)."""
+"""Smoothing: scale down K's outlier channels in the weights, without RoPE (SmoothQuant, Xiao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
 
 
 def factors(size: Tensor, strength: float) -> Tensor:
-    """What each channel is divided by: (its size / the geometric mean of all) ^ strength.
+    """The divisor of each channel: (its size / the geometric mean of all) ^ strength.
 
     size: largest magnitude of every channel, `[..., head_dim]`. Channels a thousand times smaller than the
     largest count as that small.
@@ -40,7 +39,7 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
     which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
     """
     check_strength(strength)
-    check_foldable(model, ids, "smoothed in its weights", "a rotation stands between")
+    check_foldable(model, ids, "smoothed in its weights", "a rotation comes between")
     if getattr(model.config, MARK, False):
         raise ValueError("model: it is smoothed already")
     refuse_offloaded(model, "fold_smoothing")

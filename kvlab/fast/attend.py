@@ -21,7 +21,7 @@ from ..store.int import Int
 from .known import coded, in_blocks, knows, readable, turned
 
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
-UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # nobody asks what tokens received
+UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # no keep observes
 NONE = {np.dtype(kind): np.zeros((1, 1, 0, 1), kind) for kind in (np.float32, np.uint16)}  # no token is new
 EXACT = {torch.float32: 4, torch.bfloat16: 5}  # kinds of the kernel (`cpu.F32`, `cpu.BF16`)
 ALONE = 2**21  # numbers of K and V up to which one thread attends: to share them out takes longer
@@ -36,13 +36,13 @@ def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = Non
 
 def fits(store, query: Tensor, observed: bool = False) -> bool:
     """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds, and
-    (observed) say what every token received.
+    (observed) return the attention received by every token.
 
     It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
     fp32 or bf16, or, with an fp32 query, symmetric integers with a scale per group of channels, 8-bit floats
     without scale, 4-bit floats, codes of a codebook, or KIVI's blocks. Smaller heads gain nothing. On a GPU
-    it can where triton is there, for what `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long
-    as nobody observes.
+    it can where triton is there, for what `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), unless
+    a keep observes.
     """
     if query.shape[2] != 1:
         return False

@@ -30,7 +30,7 @@ MOST = 64  # the same where its library leaves half of the registers unused, and
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
-INSTEAD = {  # what may stand in their place
+INSTEAD = {  # allowed replacements
     nn.Linear: (nn.Linear, PromptLinear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
 }  # fmt: skip
 GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
@@ -47,11 +47,11 @@ def compiled(model, weights: str = "fp32"):
     `block.py` multiplies faster than torch. Prompts, and everything else that a forward is asked for, go
     through the model's own modules, whose linear layers take the faster of two libraries for many rows
     (`prompts.py`). Every step computes with the modules, weights and numbers that the model has then
-    (`Stamp`): where any is another than before, the body is read anew and, unless only weights are others,
-    tried anew. Weights move into large pages of memory (`gather`), where the model's parameters are views of
-    them, and want no gradients: whoever asks for them again (`requires_grad_`) gets them, from the model's
-    own modules. A model whose steps cannot, or not as long as somebody's hook is on a module of it, decodes
-    with the eager engine, and a warning says why.
+    (`Stamp`): if any has changed, the body is read again and, unless only weights have, tried again. Weights
+    move into large pages of memory (`gather`), of which the model's parameters become views without
+    gradients: `requires_grad_` brings these back, from the model's own modules. A model whose steps cannot be
+    compiled, for example while a foreign hook is on a module, decodes with the eager engine, and a warning
+    says why.
 
     weights: "fp32" as they are, or "bf16" or "int8": then the model's linear layers hold theirs so from now
     on (`narrow`), for prompts too, which widen them layer by layer. ValueError for another name, and for a
@@ -219,7 +219,7 @@ class Body:
         self.eps = np.float32(_eps(inner.norm))
         into, out_of = zip(*map(self._weights, inner.layers), strict=True)
         last = _array(inner.norm.weight), _linear(model.lm_head)
-        pairs = zip(out_of, into[1:], strict=False)  # of one layer and the next; eps stands in the first
+        pairs = zip(out_of, into[1:], strict=False)  # of one layer and the next; the first has eps
         self.first, self.last = _counted(into[0]), _counted((*out_of[-1], *last))
         self.gaps = [_counted((*after, before[0], *before[2:])) for after, before in pairs]
         self.vocabulary = len(last[1][0])

@@ -11,8 +11,8 @@ from .known import target, vacant
 
 
 class Fused:
-    """The step of a layer whose K and V lie on the CPU in one buffer, where every query sees all that is
-    held: the kernel appends, attends and, where the keep observes, says what every token received.
+    """The step of a layer whose K and V are on the CPU in one buffer, if every query sees all that is held:
+    the kernel appends, attends and, where the keep observes, says what every token received.
 
     Good as long as its buffers are these and have a free slot: what else a step could ask has been asked.
     heads: query heads.

@@ -1,7 +1,7 @@
 """One new token of every row, written into buffers on a GPU as its format writes it, in one launch.
 
-The reference is the format's `encode`, to the bit. Where the token goes is read on the device, and what
-cannot be stored is said there: nobody waits.
+The reference is the format's `encode`, to the bit. The token's slot is read on the device, and a number that
+cannot be stored is flagged there, without waiting.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def append(
 
     keys_parts, values_parts: what `form.encode` makes, as buffers `[batch, kv_heads, capacity, width]`; keys,
     values `[batch, kv_heads, 1, head_dim]`; slot: int32 `[1]` on the device. Returns bool `[1]` there,
-    true where something cannot be stored; what then lies in the slot means nothing. bad: such a tensor, which
-    stays true where it was; to make a new one is a launch more. largest: what a plain number may be at most
-    (None: anything).
+    true if something cannot be stored; the slot's content is then undefined. bad: such a tensor to reuse,
+    which stays true if it was; a new one costs another launch. largest: the largest plain number allowed
+    (None: any).
     Raises ValueError for a format that `appends` refuses and for K and V in buffers of other strides.
     """
     batch, kv_heads, tokens, head_dim = keys.shape

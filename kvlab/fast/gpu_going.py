@@ -114,7 +114,8 @@ def place(move, keys: Tensor, values: Tensor) -> None:
 
 
 def attended(move, query: Tensor, scaling: float) -> tuple[Tensor, Tensor | None]:
-    """(Output like query, what every slot received `[batch, kv_heads, slots]`, or None where nobody asks)."""
+    """(Output like query, the attention received by every slot `[batch, kv_heads, slots]`, or None if no keep
+    observes)."""
     (held,), (held_values,) = move.used
     kv_heads, share = held.shape[1], query.shape[1] // held.shape[1]
     allowed = None if move.even else (move.positions >= 0)[:, :, None]

@@ -1,4 +1,4 @@
-"""Graph: a decode step on a GPU whose kernels are captured once, in a CUDA graph, and replayed.
+"""Graph: a decode step on a GPU whose kernels are captured once in a CUDA graph and then replayed.
 
 Launching a step's kernels from Python takes several times as long as running them. `move_of` says how each
 layer's step goes in buffers that stay where they are; around it are the model's own modules. What a step is
@@ -125,7 +125,7 @@ def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Move:
     if type(layer) is not Layer or layer.ranks > 1:
         raise Unsuited("a layer of it holds more than K and V, or shares its heads with other processes")
     if layer.place.on_host:
-        raise Unsuited("K and V lie on a host")
+        raise Unsuited("K and V are on a host")
     if type(store) is KiviState:
         return Blocks(layer, flag)
     if type(store) not in (GrowingState, StaticState) or store.exact is not None:

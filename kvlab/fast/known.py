@@ -1,4 +1,4 @@
-"""Known: what compiled code has to know of keeps, stores and formats, by their class.
+"""Known: the facts about keeps, stores and formats that compiled code needs, by their class.
 
 A class that is made from one of these may do otherwise, so it is not known: it goes by the plain code.
 """
@@ -88,8 +88,8 @@ def vacant(store) -> int:
 
 
 def one_goes(layer, coming: int = 0) -> bool:
-    """Whether the keep lets one token of every head go, when so many more tokens have come: that with the
-    lowest score but for the newest one."""
+    """Whether the keep drops one token of every head after `coming` more tokens: the one with the lowest
+    score, the newest aside."""
     keep, state = layer.keep.policy, layer.keep
     if layer.in_prompt or layer.local is not None or keep.merge or keep.prompt_only or keep.every:
         return False

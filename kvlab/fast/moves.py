@@ -1,8 +1,8 @@
 """Moves: a layer's decode step in buffers that stay where they are, decided on the device alone.
 
-A step writes one token of every row into a slot whose number lies on the device, attends, and lets one token
-of every head go where the keep says so. Nothing here asks the host for a number, so a CUDA graph of it can be
-replayed; what the host counts is counted by `done`.
+A step writes one token of every row into a slot whose number is on the device, attends, and drops one token
+of every head if the keep says so. Nothing here reads a number from the host, so a CUDA graph of it can be
+replayed; `done` updates the host's counters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Move:
         self.layer, self.store, self.flag = layer, layer.store, Flag(flag)
 
     def still(self) -> bool:
-        """Whether the layer's store is the same, and nobody looks."""
+        """Whether the layer's store is the same, and nothing observes it."""
         layer = self.layer
         looked_at = layer.on_read is not None or layer.timeline is not None or layer.rereading is not None
         return layer.store is self.store and not looked_at

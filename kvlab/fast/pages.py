@@ -51,5 +51,5 @@ def _block(size: int) -> mmap.mmap | None:
 
 
 def _aliased(parameters: list[nn.Parameter]) -> bool:
-    """Whether some of them lie in one storage: moving would part them."""
+    """Whether some of them share storage: moving would separate them."""
     return len({one.untyped_storage().data_ptr() for one in parameters}) < len(parameters)

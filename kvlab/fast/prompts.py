@@ -71,7 +71,7 @@ def faster() -> bool:
 
 
 def _suit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN is given these: many rows of fp32 on a CPU; nobody wants gradients or other dtypes."""
+    """Whether oneDNN is given these: many rows of fp32 on a CPU, without gradients or other dtypes."""
     size = weight.numel()
     least = LEAST if SMALL <= size <= LARGE else MORE
     if size <= NONE or x.numel() < least * x.shape[-1] or torch.is_autocast_enabled("cpu"):

@@ -63,8 +63,8 @@ class Stamp:
         )
 
     def same_step(self, model) -> bool:
-        """Whether a captured step of it is one of this model: what lies in parameters and buffers may change
-        there, nothing else."""
+        """Whether a captured step of it is one of this model: only the contents of parameters and buffers may
+        differ."""
         same = (
             self.hooks.same() and self.same_weights() and self.modules.same() and model.config is self.config
         )

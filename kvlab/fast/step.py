@@ -1,4 +1,4 @@
-"""Step: a decode step of one layer by one call of a kernel, with what the keep does besides."""
+"""Step: a decode step of one layer in one call of a kernel, with the keep's part."""
 
 from __future__ import annotations
 
@@ -97,9 +97,8 @@ def there(table, new: int) -> Tensor | None:
 
 
 def way(layer) -> int | None:
-    """What compiled code has to know of a decode step that sees all that is held: 0 where it adds a token
-    and nothing goes, how the token is found (`GOES_BY`) where one of every head goes; None: it does more, or
-    somebody looks."""
+    """The kind of a decode step that sees all tokens held: 0 if it adds a token and drops none, the way to
+    find the token (`GOES_BY`) if it drops one of every head; None: it does more, or is observed."""
     looked_at = layer.on_read is not None or layer.timeline is not None or layer.rereading is not None
     if looked_at or made(layer) is None:
         return None

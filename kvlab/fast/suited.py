@@ -1,4 +1,4 @@
-"""Suited: what a compiled step of any kind asks of a model, or one line that says why not."""
+"""Suited: the requirements of any compiled step on a model, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_windows(model) -> None:
 
 
 def slides(visibility: Visibility) -> bool:
-    """Whether it is a sliding window of `local` tokens, the same wherever it stands, and no chunk."""
+    """Whether it is a sliding window of `local` tokens, the same at every position, and no chunk."""
     if (local := visibility.local) is None:
         return False
     queries = torch.tensor([local - 1, local, local + 1, 2 * local + 1])

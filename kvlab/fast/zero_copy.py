@@ -28,9 +28,9 @@ def _copy_rows(source, index, target, count, WIDTH: tl.constexpr, LANES: tl.cons
 
 def gather(parts: tuple[Tensor, ...], slots: Tensor | None, device: torch.device) -> tuple[Tensor, ...]:
     """New tensors `[batch, kv_heads, n + 1, width]` on `device` with the given slots `[batch, kv_heads, n]`
-    (None: all) of every part `[batch, kv_heads, tokens, width]`. What the last slot then holds is undefined.
+    (None: all) of every part `[batch, kv_heads, tokens, width]`. The content of the last slot is undefined.
 
-    parts lie in pinned memory, which the device can read; slots on `device`.
+    parts are in pinned memory, which the device can read; slots on `device`.
     """
     batch, heads, tokens = parts[0].shape[:3]
     if slots is None:

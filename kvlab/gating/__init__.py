@@ -1,4 +1,4 @@
-"""Gating: which cache is safe on a model, asked of the model itself: `kvlab gate`, `kvlab.gate`."""
+"""Gating: which cache is safe on a model, measured on the model itself: `kvlab gate`, `kvlab.gate`."""
 
 from .gate import Gate, gate
 

@@ -1,4 +1,4 @@
-"""Formats: what rounding costs a model, in nats from its own full cache, token by token."""
+"""Formats: the cost of rounding for a model, in nats from its own full cache, token by token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from .keys import noise
 from .reading import Reading
 
-BLOCK = 11  # tokens that follow each other, whose mean is one number where errors are estimated
+BLOCK = 11  # consecutive tokens whose mean is one sample of the error estimate
 SURE = 1.96  # standard errors on either side of a mean: 95 %
 
 
@@ -32,15 +32,15 @@ class Cost:
 
 @torch.no_grad()
 def decoded(reading: Reading, rest: Tensor) -> list[Tensor]:
-    """What the full cache says: log-probabilities `[rows, vocabulary]` after each token of `rest` `[rows,
-    tokens]`, fed one by one behind what was read."""
+    """The full cache's log-probabilities `[rows, vocabulary]` after each token of `rest` `[rows, tokens]`,
+    fed one by one behind what was read."""
     stepper = reading.taken("full")
     return [stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1) for at in range(rest.shape[1])]
 
 
 @torch.no_grad()
 def cost(reading: Reading, method, rest: Tensor, right: list[Tensor]) -> Cost:
-    """What a method costs on these tokens, where the full cache says `right`."""
+    """A method's cost on these tokens; `right`: the full cache's log-probabilities."""
     began = time.perf_counter()
     stepper = reading.taken(method)
     found = noise(reading, stepper.cache)

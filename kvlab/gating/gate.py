@@ -1,4 +1,4 @@
-"""Gate: a verdict for every method on one model, from what the model itself says under it."""
+"""Gate: a verdict for every method on one model, from the model's own outputs under it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache 
 @dataclass(frozen=True)
 class Line:
     """One method. verdict: safe, costs, breaks, undecided or no verdict; why: a reason in one line; bytes: of
-    all users' caches with 16-bit numbers (None: it is refused); fits: whether they fit (None: nobody asked);
-    cost: of a method that reads every token; accuracy: of one that chooses, {protocol: share right}."""
+    all users' caches with 16-bit numbers (None: it is refused); fits: whether they fit (None: no memory was
+    given); cost: of a method that reads every token; accuracy: of one that chooses, {protocol: share
+    right}."""
 
     method: str
     verdict: str
@@ -54,9 +55,9 @@ class Line:
 class Gate:
     """See `gate`. Prints as a table, in a notebook too; `dataclasses.asdict` is plain JSON.
 
-    tokens: decoded for every format; questions: {protocol: how many}; full: what the full cache answers;
-    full_bytes: what it holds of `users` contexts of `context` tokens; memory: bytes there are. made: when,
-    where and with which versions.
+    tokens: decoded for every format; questions: {protocol: how many}; full: the full cache's answers;
+    full_bytes: its bytes for `users` contexts of `context` tokens; memory: bytes available. made: when, where
+    and with which versions.
     """
 
     model: str
@@ -104,17 +105,17 @@ def gate(
     """Which caches are safe on this model.
 
     methods: specs (default: `FORMATS` and `KEEPS`). A method that reads every token is judged by nats: three
-    kinds of text are read, 88 tokens of each of six rows decoded through the cache as they are, and the
-    next token's probabilities compared with those of the full cache. *safe*: the whole 95 % interval is below
-    `SAFE` nats; *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit. A
-    method that chooses tokens is judged by questions (`keeps.py`): *breaks* where it surely loses more than
-    `POINTS` under a protocol, *costs* where it surely loses, *safe* where it surely loses less, under both.
-    No verdict where the full cache does not beat guessing.
+    kinds of text are read, 88 tokens of each of six rows are fed through the cache, and the next token's
+    probabilities compared with those of the full cache. *safe*: the whole 95 % interval is below `SAFE` nats;
+    *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit. A method that
+    chooses tokens is judged by questions (`keeps.py`): *breaks* if it surely loses more than `POINTS` under a
+    protocol, *costs* if it surely loses, *safe* if it surely loses less, under both. No verdict if the full
+    cache does not beat guessing.
 
-    text: the reader's own, in place of the three kinds. minutes: after which no further method and no further
-    question begins. memory, context, users: what is to fit (see `Room.of`). say: told how far it is.
-    Ctrl-C ends it with what is there. ValueError, one line, for methods that are none, a text that is too
-    short, and a time or a size that is none.
+    text: your own, instead of the three kinds. minutes: after this time no method and no question begins.
+    memory, context, users: what has to fit (see `Room.of`). say: a function that is called with the progress.
+    Ctrl-C ends it with the results so far. ValueError, one line, for unknown methods, a text that is too
+    short, and an invalid time or size.
     """
     specs = _specs(methods)
     if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < float("inf"):

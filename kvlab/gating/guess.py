@@ -1,4 +1,4 @@
-"""Guess: whether InfiniGen's rehearsal finds what this model looks at, told from one prompt."""
+"""Guess: whether InfiniGen's rehearsal finds the tokens that this model attends to, from one prompt."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Keeps: what is lost with the tokens that a cache lets go of. Fluent text hides it, so questions are asked.
+"""Keeps: the loss from tokens that a cache drops. Fluent text hides it, so questions are asked.
 
 Documents of facts (recall) and facts in prose (needle), under both protocols: *context-first*, where a
-context is compressed before anybody asks, and *question-inside*, where the question is in the prompt that is
-compressed. The answer is the name whose first token is the most probable of four, all in the document.
+context is compressed before the question is known, and *question-inside*, where the compressed prompt
+contains the question. The answer is the name whose first token is the most probable of four, all in the
+document.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys: what a model's own queries, keys and values are like, before any cache has rounded them."""
+"""Keys: properties of a model's queries, keys and values before a cache rounds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..attention import scores_of
 from .reading import Reading
 
-QUERIES = 32  # the last ones, whose scores are looked at
+QUERIES = 32  # the last ones, whose scores are examined
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LayerKeys:
 
 
 def keys_of(reading: Reading) -> list[LayerKeys]:
-    """What is to be known of every layer that attends."""
+    """The `LayerKeys` of every layer that attends."""
     biases = biases_of(reading.model)
     return [_layer(given, biases.get(index)) for index, given in enumerate(reading.layers)]
 
@@ -74,9 +74,9 @@ def scores(query: Tensor, keys: Tensor, scaling: float, softcap: float | None = 
 
 @torch.no_grad()
 def noise(reading: Reading, cache) -> list[float]:
-    """What a cache's rounding does to the scores of every layer, in nats: how far the scores of the last
-    queries move beside each other, root mean square. What moves all of a query's scores alike changes
-    nothing. Empty where a cache does not hold every token in its place."""
+    """The effect of a cache's rounding on the scores of every layer, in nats: how far the scores of the last
+    queries move relative to each other, root mean square. A shift of all of a query's scores changes nothing.
+    Empty if a cache does not hold every token in its place."""
     found = []
     for given, layer in zip(reading.layers, cache.attending, strict=False):
         held, _ = layer.store.read(given.keys.device)

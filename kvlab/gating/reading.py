@@ -1,4 +1,4 @@
-"""Reading: a prompt that is read once, and taken by every cache that is judged on it."""
+"""Reading: a prompt that is read once and given to every cache that is judged on it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..recompute import NoCache
 
 @dataclass
 class Reading:
-    """A pass over ids `[rows, tokens]` without a cache: what every layer's attention was given, and the
-    logits after the last token `[rows, vocabulary]`."""
+    """A pass over ids `[rows, tokens]` without a cache: the inputs of every layer's attention, and the logits
+    after the last token `[rows, vocabulary]`."""
 
     model: object
     ids: Tensor
@@ -32,8 +32,8 @@ class Reading:
 
     @torch.no_grad()
     def taken(self, method) -> Stepper:
-        """A fresh cache that holds what was read, and what feeds it. ValueError for a method that the model
-        or these numbers refuse."""
+        """A fresh cache that holds this prompt, and its `Stepper`. ValueError for a method that the model or
+        these numbers refuse."""
         cache = make_cache(self.model, method)
         stepper = Stepper(self.model, cache)
         if cache.recompute or not cache.fillable or len(cache.layers) != len(self.layers):

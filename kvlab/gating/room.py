@@ -1,4 +1,4 @@
-"""Room: bytes that a method holds of these users' contexts, and whether they fit, by the bill's own rules."""
+"""Room: a method's bytes for these users' contexts, and whether they fit, by the bill's own rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..bill.account import account, policies, weights
 from ..bill.describe import describe
 from ..spec import Spec
 
-TOKENS = 32_768  # of a context, where nobody names one and the model does not say
+TOKENS = 32_768  # of a context, if neither the user nor the model states one
 UNITS = {
     "": 1,
     "KB": 1e3,
@@ -25,7 +25,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Room:
-    """What is to fit: memory in bytes (None: nobody asked), tokens of every user's context, users."""
+    """The requirements: memory in bytes (None: not given), tokens of every user's context, users."""
 
     model: dict
     memory: float | None
@@ -34,9 +34,9 @@ class Room:
 
     @classmethod
     def of(cls, config, memory=None, context=None, users: int = 1) -> Room:
-        """memory: bytes, or text such as "24GB"; context: tokens, or text such as "32k" (default: what the
-        model was trained for, up to `TOKENS`). ValueError, one line, for what is no such thing, and for a
-        context that the model was not trained for."""
+        """memory: bytes, or text such as "24GB"; context: tokens, or text such as "32k" (default: the model's
+        trained length, up to `TOKENS`). ValueError, one line, for invalid text, and for a context that the
+        model was not trained for."""
         model = describe(config)
         most = model["context"]
         tokens = min(most or TOKENS, TOKENS) if context is None else _counted(context)
@@ -53,7 +53,7 @@ class Room:
         return self.users * (row.device + row.host)
 
     def fits(self, size: float) -> bool | None:
-        """Whether caches of so many bytes fit beside 16-bit weights; None where nobody asked."""
+        """Whether caches of this size fit beside 16-bit weights; None if no memory was given."""
         return None if self.memory is None else weights(self.model) + size <= self.memory
 
 

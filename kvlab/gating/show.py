@@ -21,7 +21,7 @@ def cells(gate, line) -> tuple[str, ...]:
 
 
 def text(gate) -> str:
-    """The table in plain text, with what is to be known above and below it."""
+    """The table in plain text, with the notes above and below it."""
     body = [HEAD, *(cells(gate, line) for line in gate.lines)]
     widths = [max(len(row[i]) for row in body) for i in range(len(HEAD) - 1)]
     rows = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in body]
@@ -67,7 +67,7 @@ def page(gate) -> str:
 
 
 def above(gate) -> list[str]:
-    """What the keys are like: of the layer that is worst, and the others in a word."""
+    """The keys of the worst layer, and the others in a word."""
     asked = f"{counted(gate.users, 'user')} of {counted(gate.context, 'token')}"
     there = "" if gate.memory is None else f" beside 16-bit weights in {size(gate.memory)}"
     lines = [f"{gate.model}: {asked}{there}, full in 16 bits: {size(gate.full_bytes)}"]

@@ -1,4 +1,4 @@
-"""Texts: what a model reads while a cache is judged: prose, code and facts, and questions about facts."""
+"""Texts: the texts on which a cache is judged: prose, code and facts, and questions about facts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Document:
 
 
 def text(kind: str) -> str:
-    """A text of one of `KINDS`, as long as the package has it."""
+    """A text of one of `KINDS`, of the length in the package."""
     root = files("kvlab")
     if kind == "prose":
         return (root / "gating" / "prose.txt").read_text(encoding="utf-8")

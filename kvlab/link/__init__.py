@@ -1,4 +1,4 @@
-"""Link: what carries bytes between host and device."""
+"""Link: transfers of bytes between host and device."""
 
 from .base import Link, LinkError, ModelledLink, Transfer
 from .cuda import CudaLink

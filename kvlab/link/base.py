@@ -1,4 +1,4 @@
-"""Link: what carries bytes between host and device, and records every transfer; and one of stated speed."""
+"""Link: carries bytes between host and device, and records every transfer; and one of stated speed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Transfer:
 
     @property
     def waited(self) -> bool:
-        """Whether somebody has waited for it."""
+        """Whether it was waited for."""
         return self.future is None
 
     @property
@@ -70,11 +70,11 @@ class Transfer:
 class Link:
     """Two lanes, toward the device and toward the host, each a thread that does one transfer at a time.
 
-    The base class carries at the speed of the machine's own copies. timeout: seconds after which somebody
-    who waits for a transfer gives up. `records` holds finished and running transfers, oldest first. What
-    arrives is compared with what was sent (see `Parcel`): a difference is a LinkError for who waits.
-    A link is shared by all layers of a cache, and may be shared by several caches and threads. Its own
-    threads end when nobody holds it any more.
+    The base class transfers at the speed of the machine's own copies. timeout: seconds after which waiting
+    for a transfer fails. `records` holds finished and running transfers, oldest first. Arrived tensors are
+    compared with those sent (see `Parcel`): a difference raises LinkError in `wait`. A link is shared by all
+    layers of a cache, and may be shared by several caches and threads. Its own threads end when it is no
+    longer referenced.
     """
 
     seals = True  # whether contents are compared besides shapes
@@ -126,7 +126,7 @@ class Link:
         self.staging.give_back(parts)
 
     def abandon(self, transfer: Transfer) -> None:
-        """Nobody will wait for it any more: its buffers are free once it is through."""
+        """It will not be waited for: its buffers are free once it has ended."""
         future, transfer.future = transfer.future, None
         if future is not None and transfer.toward == "device":
             future.add_done_callback(self._let_go)

@@ -24,9 +24,9 @@ class CudaLink(Link):
 
     Host memory holds token after token, so a whole layer crosses in one copy of each of its parts. Chosen
     rows are gathered by the host, whose worker collects them in pinned memory for one copy, or by the device,
-    whose kernel reads them where they lie in pinned memory (needs triton). Both are tried, and the faster is
-    kept: `trial` tells what was found. PCIe and NVLink check every packet (CRC), so contents are not compared
-    again. Written for a GPU; where none is present, making one raises ValueError.
+    whose kernel reads them from pinned memory (needs triton). Both are tried, and the faster is kept: `trial`
+    has the measurements. PCIe and NVLink check every packet (CRC), so contents are not compared again.
+    Written for a GPU; where none is present, making one raises ValueError.
     """
 
     seals, on_gpu = False, True
@@ -72,7 +72,7 @@ class CudaLink(Link):
         return self._submit(work, "device", parcel=parcel, **about)
 
     def _whole(self, parts: tuple[Tensor, ...], slots, ready) -> tuple[Tensor, ...]:
-        """All that is held, each part in one copy, as it lies."""
+        """Everything held, each part in one copy, in its stored order."""
         arrived = []
         for source in map(by_token, parts):
             shape = len(source) + 1, *source.shape[1:]

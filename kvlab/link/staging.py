@@ -25,7 +25,7 @@ class Staging:
         self._lock = threading.Lock()
 
     def take(self, shapes: list[tuple[int, ...]], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
-        """Tensors of these shapes in one buffer that nobody else uses; their content is undefined."""
+        """Tensors of these shapes in an unused buffer; their content is undefined."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         starts = [0]
         for size in sizes:
@@ -43,7 +43,7 @@ class Staging:
             self._used.discard(parts[0].untyped_storage().data_ptr())
 
     def clear(self) -> None:
-        """Hold no buffer any more; those in use live as long as somebody uses them."""
+        """Drop all buffers; those in use live until their last use."""
         with self._lock:
             self.buffers, self._used = (), set()
 

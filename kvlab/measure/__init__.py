@@ -1,1 +1,1 @@
-"""Measure: what measures a cache at work, or predicts one."""
+"""Measure: measurements and predictions of a cache at work."""

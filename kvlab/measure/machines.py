@@ -22,7 +22,7 @@ _measured: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {
 
 
 def link_named(what, model) -> Link | None:
-    """A link from what a method's `link=` says.
+    """A link from the value of a method's `link=`.
 
     None: no link. A `Link`: itself. A number: a `ModelledLink` of so many bytes per second. "cuda": a
     `CudaLink` to the model's device. A name in `arithmetic.MACHINES`: `like(name, model)`.

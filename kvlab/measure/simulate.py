@@ -10,9 +10,9 @@ from ..link import Link, ModelledLink
 from ..models import ModelShape
 from .timeline import Span, Timeline
 
-# When a layer's fetch is asked for: while the layer before is about to attend, or right behind that layer's
-# rehearsal; by a rehearsal, when the layer before begins; when the layer has its query; not at all, since
-# everything is on the device.
+# When a layer's fetch is requested: when the previous layer is about to attend, or right after its rehearsal;
+# by a rehearsal, when the previous layer begins; when the layer has its query; never, since everything is on
+# the device.
 AHEAD, REHEARSED, NEEDED, NEVER = "ahead", "rehearsed", "needed", "never"
 
 
@@ -72,7 +72,7 @@ def simulate(steps: list[list[Work]], link: Link) -> Timeline:
                 look_ahead(step, layer + 1)
             compute("project", layer, work.project)
             look_ahead(step, layer)
-            if work.ask != NEVER and layer not in due:  # a model of one layer has nobody to ask ahead
+            if work.ask != NEVER and layer not in due:  # a model of one layer has no other to fetch for
                 compute("selection", layer, work.selection)
                 ask(layer, work, "fetch")
             if work.write:
@@ -136,11 +136,11 @@ def decode_works(
     tokens: held per row before the step. h2o: part of the tokens that h2o holds; fetched: part that `topk`
     and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
     quantized cache, scales included; memory: part of the tokens that unified memory has room for.
-    launches: seconds that the host needs for a layer's operators, where somebody has measured that: no part
-    is shorter than its share. partial: `infinigen` rehearses with its columns of W_q alone, as in the paper;
-    else with all projections of the layer, as here. Projections read their weights or compute, whichever is
-    longer; attention reads K and V; every part pays for its launches. Quantization, top-k and page tables
-    cost what they read and nothing else.
+    launches: seconds that the host needs for a layer's operators, if measured: no part is shorter than its
+    share. partial: `infinigen` rehearses with its columns of W_q alone, as in the paper; else with all
+    projections of the layer, as here. Projections read their weights or compute, whichever is longer;
+    attention reads K and V; every part pays for its launches. Quantization, top-k and page tables cost what
+    they read and nothing else.
     Raises ValueError for another system.
     """
     if system not in SYSTEMS:

@@ -1,4 +1,4 @@
-"""Studies: what InfiniGen rests on, on any model (Lee et al. 2024, OSDI; Gong, Yi and Zhang 2024).
+"""Studies: InfiniGen's assumptions, on any model (Lee et al. 2024, OSDI; Gong, Yi and Zhang 2024).
 
 The inputs of successive blocks are alike; so the query asked with the block input before is close to the
 true one; so the tokens it finds are mostly the right ones, and after skewing some columns are enough. How
@@ -21,7 +21,7 @@ from ..place.topk import most_important
 
 @dataclass(frozen=True)
 class Passage:
-    """What every layer saw and asked while a model read one text, without padding.
+    """The inputs and queries of every layer while a model read one text, without padding.
 
     inputs: the block's input `[tokens, hidden]`. attended, fed: what attention and what the feed-forward
     network added to it, like inputs (`fed` of the last layer is missing). queries, guesses: the layer's
@@ -43,7 +43,7 @@ class Passage:
 
 
 def read(model, ids: Tensor) -> Passage:
-    """Let the model read `ids` `[1, tokens]` and write down what its layers saw.
+    """Let the model read `ids` `[1, tokens]` and record the `Passage`.
 
     Raises ValueError for more than one row, or for a model whose layers do not all attend.
     """
@@ -74,7 +74,7 @@ def read(model, ids: Tensor) -> Passage:
 
 
 def similarity(passage: Passage) -> dict[str, Tensor]:
-    """Cosine between a block's input and what the block before had and made, mean over tokens.
+    """Cosine between a block's input and the previous block's input and outputs, mean over tokens.
 
     Returns {"block input", "attention output", "ffn output"}: `[layers - 1]` each, for layers 1, 2, ...
     """

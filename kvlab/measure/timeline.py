@@ -1,4 +1,4 @@
-"""Timeline: what a decode step spends its time on, layer by layer, and what the link carries meanwhile."""
+"""Timeline: the time of a decode step, layer by layer, and the link's transfers meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Timeline:
 
     @contextmanager
     def span(self, what: str, layer: int):
-        """The time inside belongs to `what`, but for spans within it; the time before, to what went on."""
+        """The time inside belongs to `what`, except for spans within it; the time before, to the outer
+        span."""
         self.cut(self._before)
         outside, self._before = self._before, what
         yield
@@ -124,7 +125,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first step's start to the last one's end, without what lies between steps."""
+        """From the first step's start to the last one's end, without the time between steps."""
         return sum(span.seconds for span in self.compute)
 
     def total(self, what: str) -> float:

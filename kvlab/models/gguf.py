@@ -53,8 +53,8 @@ def package():
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write a GGUF file's model into a new folder: config.json, model.safetensors (fp32, the numbers that the
-    file's blocks stand for, nothing rounded again), the tokenizer with its chat template, and checksums.
+    """Write a GGUF file's model into a new folder: config.json, model.safetensors (fp32, the decoded numbers
+    of the file's blocks, not rounded again), the tokenizer with its chat template, and checksums.
 
     Raises ValueError for a file that is no GGUF file, a part of a model, or one without all of its tensors, a
     quantization type that the package gguf cannot decode, an architecture that transformers cannot read from

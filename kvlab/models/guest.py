@@ -1,4 +1,4 @@
-"""Guest: a model attends through kvlab in passes that carry a kvlab cache, and else as it did before.
+"""Guest: a model attends through kvlab in passes with a kvlab cache, and otherwise as before.
 
 transformers looks up in a model's configuration how its layers attend, at every pass. The configurations of a
 prepared model answer "kvlab" while such a pass runs in this thread, else what they hold.
@@ -16,8 +16,8 @@ import torch
 from ..attention import always
 from ..interface import NAME
 
-# The pass that runs: (the frame of its call, whether it carries a kvlab cache, the pass around it). A pass
-# that breaks off, by Ctrl-C too, tells nobody: what counts is whether its frame still runs.
+# The running pass: (the frame of its call, whether it carries a kvlab cache, the pass around it). A pass may
+# break off silently, as by Ctrl-C: so the test is whether its frame still runs.
 _pass: ContextVar[tuple | None] = ContextVar("kvlab_pass", default=None)
 
 
@@ -56,8 +56,8 @@ def attends() -> bool:
 
 
 def answer(config) -> None:
-    """Let a configuration answer so. It stays the same object; its copies, and what is saved of it, are as if
-    nobody had asked."""
+    """Let a configuration answer so. It stays the same object; its copies and its saved form are
+    unchanged."""
     if not issubclass(type(config), _Answers):
         object.__setattr__(config, "__class__", _answering(type(config)))
 

@@ -1,4 +1,4 @@
-"""Passes: a model tells the cache in use when a pass begins, and when it has come through."""
+"""Passes: a model tells the cache in use when a pass begins, and when it has ended."""
 
 from __future__ import annotations
 

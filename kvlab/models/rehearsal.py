@@ -1,4 +1,4 @@
-"""Rehearsal: the query that a layer would ask, from its own forward with an attention function that stops."""
+"""Rehearsal: a layer's query for an input, from its own forward with an attention function that stops."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class _Report(Hook):
     def __call__(self, block, args, kwargs) -> None:
         reports, following = self.reports, self.index + 1
         cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
-        if cache is None:  # nobody asks; least of all a trace of the model
+        if cache is None:  # nothing to offer; in a trace of the model too
             return
         reports.note(self.index, kwargs.get("position_embeddings"))
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -160,7 +160,7 @@ class _Report(Hook):
 
 
 class _Probe:
-    """Stands where the cache stands while a layer rehearses: nothing is written."""
+    """Takes the place of the cache while a layer rehearses: nothing is written."""
 
     def __init__(self, cache):
         self.get_seq_length = cache.get_seq_length

@@ -1,5 +1,5 @@
-"""RoPE: how a model rotates its keys and queries, found by asking it, so that it can be undone (Su et al.
-2021, arXiv 2104.09864)."""
+"""RoPE: how a model rotates its keys and queries, found by trials, so that it can be undone (Su et al. 2021,
+arXiv 2104.09864)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..attention import as_it_was, recording
 from ..gather import gather_slots
 from .shape import ModelShape, is_latent
 
-PROBED = 0, 1, 2, 7, 50, 300, 1000  # positions at which a model is asked, and one beyond its context
+PROBED = 0, 1, 2, 7, 50, 300, 1000  # positions at which a model is tried, and one beyond its context
 EXACT = 1e-4  # of a key's norm: what fp32 may differ by
 
 
@@ -58,8 +58,8 @@ class Rotation:
 
 
 def renumbered(rotation: Rotation | None, keys: Tensor, positions: Tensor, slots: Tensor | None) -> Tensor:
-    """Keys `[batch, kv_heads, n, head_dim]` as if the tokens held stood in a row that ends where the newest
-    one is: scores depend on distances alone.
+    """Keys `[batch, kv_heads, n, head_dim]` as if the tokens held were consecutive and ended at the newest
+    one's position: scores depend on distances alone.
 
     positions `[batch, kv_heads, held]` of all that is held, -1 for none; slots `[batch, kv_heads, n]`: those
     that the keys are of, None for all.
@@ -74,11 +74,11 @@ def renumbered(rotation: Rotation | None, keys: Tensor, positions: Tensor, slots
 
 
 class Switch:
-    """Where a model begins to rotate all of a text by other frequencies (longrope), so that what is cached is
-    of no use, and transformers' `generate` leaves the cache behind.
+    """The length at which a model begins to rotate the whole text by other frequencies (longrope), so that
+    cached keys are of no use, and transformers' `generate` drops the cache.
 
-    tokens: of the longest text on this side; None: it never does. beyond: whether what is cached lies beyond
-    it, None where nobody has looked.
+    tokens: of the longest text on this side; None: it never does. beyond: whether the cached text is beyond
+    it, None if not yet known.
     """
 
     def __init__(self, model):
@@ -88,13 +88,13 @@ class Switch:
         self.tokens: int | None = rope[original] if longrope else None
 
     def check(self, cache, ids: Tensor, positions: Tensor | None) -> None:
-        """ValueError for a pass whose rows, or what was cached before, are not all on one side."""
+        """ValueError for a pass whose rows and cached tokens are not all on one side."""
         seen = cache.get_seq_length()
         lengths = [seen + ids.shape[1]] if positions is None else (positions.amax(-1) + 1).flatten().tolist()
         longer = self.check_lengths(lengths)
         before = max(cache.lengths) > self.tokens if seen and self.beyond is None else self.beyond
         if seen and before != longer:
-            other = "what is cached lies on one side and this token on the other"
+            other = "what is cached is on one side and this token on the other"
             self._refuse(f"{other}: feed the whole text in one pass")
         self.beyond = longer
 
@@ -118,10 +118,10 @@ _found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> rota
 def rotations_of(model) -> list[Rotation | None]:
     """How every layer that attends rotates its keys (None: not at all), in order.
 
-    No family is named: the model's frequencies are tried on tokens that stand alone at several positions. A
-    token that sees itself only has the same keys everywhere, but for the rotation, in every layer. model: one
-    that attends through kvlab (`prepare`). ValueError, one line, for a model that rotates no keys, or in a
-    way that cannot be undone exactly.
+    No family is named: the model's frequencies are tried on single tokens at several positions. A token that
+    sees only itself has the same keys everywhere, except for the rotation, in every layer. model: one that
+    attends through kvlab (`prepare`). ValueError, one line, for a model that rotates no keys, or in a way
+    that cannot be undone exactly.
     """
     if model not in _found:
         try:

@@ -1,4 +1,4 @@
-"""ModelShape: the numbers that formulas, caches and kernels need of a model; and what its layers cache."""
+"""ModelShape: a model's numbers for formulas, caches and kernels; and the kinds of its layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ WRAPPERS = {"get_base_model": "get_base_model()", "_orig_mod": "_orig_mod", "mod
 
 
 def check_model(model) -> None:
-    """TypeError for what is no model of transformers, with the way to the one inside a wrapper."""
+    """TypeError for an object that is no model of transformers; for a wrapper, with the way to the model
+    inside."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
@@ -130,7 +131,7 @@ def layers_of(model) -> list:
 
 
 def is_latent(model) -> bool:
-    """Whether attention caches what K and V are made of, and makes them after the cache (MLA)."""
+    """Whether attention caches latents and computes K and V from them after the cache (MLA)."""
     return any(hasattr(module, "expand_kv") for module in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""Shrunk: a tiny random model of the same configuration class, on which one sees what the large one does."""
+"""Shrunk: a tiny random model of the same configuration class, which behaves like the large one."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def random_model(config, seed: int):
 
 
 def once(found: dict, config, find):
-    """`find(config)`, once for all configurations that are the same but for their sizes; a text where it
-    could not be tried."""
+    """`find(config)`, once for all configurations that differ only in their sizes; a text if it could not be
+    tried."""
     try:
         key = repr((type(config), sorted(shrunk(config).to_dict().items(), key=str)))
         if key not in found:
@@ -154,7 +154,7 @@ def once(found: dict, config, find):
         return f"it could not be tried ({kind_and_line(error)})"
 
 
-_forgetful: dict[str, bool | str] = {}  # small configuration -> whether it forgets, or why nobody knows
+_forgetful: dict[str, bool | str] = {}  # small configuration -> whether it forgets, or why that is unknown
 
 
 def forgets(model) -> bool:

@@ -1,7 +1,7 @@
-"""Reference: attention by its definition: tensors of one head, loops, no tricks. What a reader sees first.
+"""Reference: attention by its definition: tensors of one head, loops, no tricks. Read this first.
 
-Definitions that only tests compare stand in `tests/reference/definitions`. Nothing here imports the rest of
-kvlab. A position is a token's index among its row's own tokens; lists of positions are in order.
+Definitions that only tests use are in `tests/reference/definitions`. Nothing here imports the rest of kvlab.
+A position is a token's index among its row's own tokens; lists of positions are in order.
 """
 
 from . import attention, latent

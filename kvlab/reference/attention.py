@@ -27,7 +27,7 @@ def part(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> tuple[T
 
 
 def shares(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """Part of the whole softmax that lies on each split, `[splits]`."""
+    """Each split's share of the whole softmax, `[splits]`."""
     largest = max(most for _, _, most in parts)
     size = torch.stack([weight * (most - largest).exp() for _, weight, most in parts])
     return size / size.sum()

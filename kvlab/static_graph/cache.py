@@ -1,4 +1,4 @@
-"""PaddedCache: the static-graph engine where a cache stands, so that decode and the harness can use it."""
+"""PaddedCache: the static-graph engine in the form of a cache, for decode and the harness."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class StaticGraphEngine:
         if graph.moved():
             graph.read(weights(self.model))
         mask, places = (manager.mask, manager.place()) if one else (graph.mask, graph.places)
-        graph.token[0, :count] = tokens  # what stands behind them no real token sees
+        graph.token[0, :count] = tokens  # no real token sees the rest
         graph.position[0] = manager.seen + np.minimum(np.arange(graph.width), count - 1)
         if not one:
             mask[:] = chunk_mask(manager.positions(), manager.seen, graph.width, self.length)
@@ -193,7 +193,7 @@ class _Graph:
 
     def moved(self) -> bool:
         """Whether a weight is elsewhere than it was read: the model was moved or shared with processes, and
-        what is there now may be somebody else's."""
+        its old memory may have been reused."""
         return [weight.data_ptr() for weight in self.weights.values()] != self.found
 
     def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:

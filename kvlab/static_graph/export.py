@@ -113,8 +113,8 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
 
 
 def weights(model) -> dict[str, Tensor]:
-    """A model's parameters by the names that they have in a graph: those of `StaticStep`. ValueError where
-    one does not lie in memory in one piece, for a graph would read a copy of it."""
+    """A model's parameters by the names that they have in a graph: those of `StaticStep`. ValueError if one
+    is not contiguous in memory, since a graph would read a copy of it."""
     found = dict(model.named_parameters(remove_duplicate=False))
     if torn := [name for name, weight in found.items() if not weight.is_contiguous()]:
         raise ValueError(

@@ -2,11 +2,11 @@
 
 Every size is fixed. Per layer, and in the single-head form per head, a past K or V is an input
 `[1, heads, S - 1, D]`, the new one an output `[1, heads, width, D]`; inside, the two are concatenated to
-`[1, heads, S - 1 + width, D]` (QC AI Research, n.d.). A step has width 1; a chunk of a prompt, or the tokens
-that somebody guessed, go through a wider one.
+`[1, heads, S - 1 + width, D]` (QC AI Research, n.d.). A step has width 1; a chunk of a prompt, or guessed
+tokens, use a wider one.
 
-The model's own modules run unchanged: a cache layer stands where a cache stands, and attends in a way that
-can be exported.
+The model's own modules run unchanged: a cache layer takes the place of a cache, and attends in a way that can
+be exported.
 """
 
 from __future__ import annotations

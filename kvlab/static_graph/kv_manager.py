@@ -6,8 +6,8 @@ token's row. The manager owns that memory and hands out addresses:
     manager = KVManager(sequences=2, length=S, head_dim=D)       # policy="double"
     where = manager.place(); run_the_engine(manager.past_addresses(), where); manager.commit()
 
-Tokens stand at the end of the window, padding before them. To append is to move the window by one row over
-memory reserved behind it; when that is used up, the window is copied back to the front.
+Tokens are at the end of the window, after the padding. An append moves the window by one row over memory
+reserved behind it; when that is used up, the window is copied back to the front.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class KVManager:
 
     sequences: how many K and V sequences; each is one engine input `[1, heads, S - 1, head_dim]`.
     length: S, the most tokens a step attends to, the new one included. heads: 1 for the document's
-    single-head form; with more, the heads' windows lie one behind the other in the same allocation, and
-    moving the window by one row still drops every head's oldest row (it was the place where the head before
-    writes its newest). policy: `shift` (no spare rows: every append copies), `double` (S - 1 spare rows),
-    `compromise` (`extra` * (S - 1) spare rows), `ring` (tokens in slot t mod (S - 1), never moved: what a
-    runtime that accepts an index would do). dtype: of K and V, float32, float16 or int8.
+    single-head form; with more, the heads' windows follow each other in the same allocation, and moving the
+    window by one row still drops every head's oldest row (it was the place where the head before writes its
+    newest). policy: `shift` (no spare rows: every append copies), `double` (S - 1 spare rows), `compromise`
+    (`extra` * (S - 1) spare rows), `ring` (tokens in slot t mod (S - 1), never moved: what a runtime that
+    accepts an index would do). dtype: of K and V, float32, float16 or int8.
 
     Counters: `reserved_bytes` (buffers), `copied_bytes` and `copies` (of whole windows). With one head and a
     place behind the window, the engine writes the new row where it belongs and nothing is copied; otherwise
@@ -163,7 +163,7 @@ class KVManager:
     @property
     def reserved_bytes(self) -> int:
         """Bytes of the buffers: in the single-head form 2 * layers * KV heads * (1 + extra) * (S - 1) * D *
-        bits / 8; with `heads` in one allocation (heads + extra) stands for heads * (1 + extra)."""
+        bits / 8; with `heads` in one allocation (heads + extra) replaces heads * (1 + extra)."""
         return self.buffers.nbytes
 
     @property

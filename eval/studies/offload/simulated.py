@@ -2,8 +2,8 @@
 
 The published numbers are of InfiniGen's evaluation (Lee et al. 2024; shares of transfers and the table of
 Longchat-7B as Gong, Yi and Zhang 2024 print them): an A6000 behind PCIe 3, beside FlexGen, here `offload`.
-They stand beside what is simulated with the settings that they were run with (`AS_RUN`); what kvlab's own
-schedule would make of that machine (`OVERLAPPED`) stands in rows of its own.
+They are compared with simulations of the settings they were run with (`AS_RUN`); kvlab's own schedule on that
+machine (`OVERLAPPED`) has separate rows.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def bandwidth(study) -> dict:
 
 
 def longchat(name: str) -> list[dict]:
-    """The table of Longchat-7B from its printed times, and between what a step's bandwidth may lie when its
-    time is only known as it is printed, to two decimals of a millisecond."""
+    """The table of Longchat-7B from its printed times, and the range of a step's bandwidth, given that its
+    time is printed to two decimals of a millisecond."""
     rows = []
     for tokens, (prefill, decode, first, then) in LONGCHAT.items():
         size = kv_bytes(SHAPES["Longchat-7B"], tokens) / GIB
