@@ -52,7 +52,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def fetch(arguments: argparse.Namespace) -> int:
-    """Bring a model that people know to this machine."""
+    """Download a well-known model to this machine."""
     from .models import fetch
 
     fetch(arguments.name, lambda line: print(line, flush=True))
@@ -60,7 +60,7 @@ def fetch(arguments: argparse.Namespace) -> int:
 
 
 def methods(arguments: argparse.Namespace) -> int:
-    """Print the table of named methods, by family, or what one of them does."""
+    """Print the table of named methods, by family, or explain one of them."""
     if arguments.name is not None:
         from .explain import explain
 
@@ -91,14 +91,14 @@ def methods(arguments: argparse.Namespace) -> int:
 
 
 def ask(arguments: argparse.Namespace) -> int:
-    """Print what several methods answer, side by side."""
+    """Print the answers of several methods, side by side."""
     from .ask import ask
     from .make import load, make_cache
 
     context, methods = text_of(arguments.context), separated(arguments.method)
     model, tokenizer = load(arguments.model)
     for method in methods:
-        make_cache(model, method)  # what is refused is refused now, not when the others have answered
+        make_cache(model, method)  # refusals come now, not after the others have answered
     how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
     answers = [ask(model, tokenizer, context, arguments.question, method, **how) for method in methods]
     wide = max(map(len, methods))
@@ -110,7 +110,7 @@ def ask(arguments: argparse.Namespace) -> int:
 
 
 def text_of(path: str) -> str:
-    """The text in a file; ValueError for one that is empty or holds something else."""
+    """The text in a file; ValueError for an empty file or one that is no text."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -123,7 +123,7 @@ def text_of(path: str) -> str:
 
 
 def bill(arguments: argparse.Namespace) -> int:
-    """Print what a model costs on a device."""
+    """Print the costs of a model on a device."""
     from .bill import bill, show
 
     methods = None if arguments.methods is None else separated(arguments.methods)
@@ -135,7 +135,7 @@ def bill(arguments: argparse.Namespace) -> int:
 
 
 def gate(arguments: argparse.Namespace) -> int:
-    """Say which caches are safe on a model."""
+    """Print which caches are safe on a model."""
     import json
     from dataclasses import asdict
 
@@ -148,12 +148,12 @@ def gate(arguments: argparse.Namespace) -> int:
     text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
     for file in filter(None, (arguments.json, arguments.html)):
-        Path(file).touch()  # a file that cannot be written is refused now, not in ten minutes
+        Path(file).touch()  # refuse an unwritable file now, not in ten minutes
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     faster = "eager" if torch.cuda.is_available() or lodger() is None else "compiled"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a model decodes eagerly is no matter here
+        warnings.simplefilter("ignore", UserWarning)  # no warning needed here if a model decodes eagerly
         model, tokenizer = load(arguments.model, engine=faster)
         found = gate(
             model, tokenizer, methods, text=text, minutes=arguments.minutes, memory=arguments.memory,
@@ -169,7 +169,7 @@ def gate(arguments: argparse.Namespace) -> int:
 
 
 def separated(words: list[str]) -> list[str]:
-    """What spaces or commas separate: `a:x=1,y=2,b` is `a:x=1,y=2` and `b`."""
+    """The items between spaces or commas: `a:x=1,y=2,b` is `a:x=1,y=2` and `b`."""
     found: list[str] = []
     for part in ",".join(words).split(","):
         if found and "=" in part and ":" not in part and ":" in found[-1]:
@@ -260,11 +260,11 @@ def main(argv: list[str] | None = None) -> int:
     if words[:1] == ["eval"]:
         return beside("eval", "__main__").main(words[1:])
     arguments = build_parser().parse_args(words)
-    sys.path.append(os.getcwd())  # where a method of one's own may be
+    sys.path.append(os.getcwd())  # where the user's own method may be
     try:
         code = arguments.run(arguments)
         if sys.stdout is not None:
-            sys.stdout.flush()  # now, while an error can be told
+            sys.stdout.flush()  # now, while an error can still be shown
         return code
     except KeyboardInterrupt:
         print("kvlab: interrupted", file=sys.stderr)
@@ -282,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def said(error: Exception) -> str:
-    """What a line says of an error; of an OSError, its file and the reason; of a missing package, what to
+    """An error in one line; for an OSError, its file and the reason; for a missing package, what to
     install."""
     if line := extras.missing(error):
         return line
@@ -292,7 +292,7 @@ def said(error: Exception) -> str:
 
 
 def drop_output() -> None:
-    """What stdout still holds goes nowhere, or Python would complain of it at the end."""
+    """Discard the rest of stdout, or Python would complain at the end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

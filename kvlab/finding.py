@@ -98,7 +98,7 @@ def _import(path: str) -> Method:
     module, _, attribute = path.rpartition(".")
     try:
         policy = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # a module of one's own can raise anything
+    except (Exception, SystemExit) as error:  # a user's module can raise anything
         raise ValueError(f"method {path!r}: {_said(error)}") from None
     role = role_of(policy)
     if role is None or not inspect.isclass(policy):

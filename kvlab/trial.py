@@ -31,7 +31,7 @@ def run(method: str) -> int:
     for label, check in checks(spec):
         try:
             print(f"[ok] {label}: {check()}", flush=True)
-        except Exception as error:  # code of one's own can raise anything
+        except Exception as error:  # a user's code can raise anything
             failed += 1
             why = str(error) if isinstance(error, AssertionError) else kind_and_line(error)
             print(f"[!!] {label}: {why}", flush=True)

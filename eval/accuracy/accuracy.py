@@ -145,7 +145,7 @@ class Accuracy(Pooled):
                 boundaries.rule_of(task, self.until(task))
 
     def _check_told(self) -> None:
-        """Problem for what the tasks are told and none of them reads."""
+        """Problem for settings that none of the tasks reads."""
         self._check_names(self.tasks)  # members of groups among them
         unread = [name for name in self.metadata_arguments if name not in settings.ANYWHERE]
         made = lambda task: (
@@ -174,7 +174,7 @@ class Accuracy(Pooled):
         settings.check([task for task in tasks if _is_ours(task)], others, names)
 
     def until(self, task: str) -> str | None:
-        """The text before which a task's prompts are cut, where its user says so."""
+        """The text before which a task's prompts are cut, if its user sets one."""
         if self.context_until is not None:
             return self.context_until
         return taskset.metadata(task, self.sources).get(boundaries.FIELD)

@@ -1,4 +1,4 @@
-"""What lm-eval hands to a model, read; and a model that is scored in eval mode."""
+"""Reading the arguments that lm-eval passes to a model; and a model that is scored in eval mode."""
 
 from __future__ import annotations
 

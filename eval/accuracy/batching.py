@@ -1,4 +1,4 @@
-"""What batches of rows are made of: padding, grouping, picking scores, counting bytes."""
+"""Parts of batches of rows: padding, grouping, picking scores, counting bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing: what transformers' `generate` would do with the logits, as it does for lm-eval's own model.
+"""Choosing: the processing of logits by transformers' `generate`, as for lm-eval's own model.
 
 A model's `generation_config` may name several end tokens, and processors of the logits: a repetition
 penalty, tokens that are suppressed, a least number of new ones. `generate` makes them all and hands them to

@@ -1,6 +1,6 @@
-"""Clock: whose seconds they are, where several caches are filled from one prefill.
+"""Clock: which cache the seconds belong to, when several are filled from one prefill.
 
-What numba takes to compile a kernel is nobody's: it is paid once on a machine, by whoever comes first.
+numba's time to compile a kernel counts for none: a machine pays it once, at the first use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Clock:
         self._compiled = self._before = compiled()
 
     def turn(self, whose: str | None) -> str | None:
-        """From now on it is this one's time (None: nobody's); returns whose it was."""
+        """From now on the time belongs to this one (None: to none); returns the previous one."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()  # what was asked of the device until now
         now, before, spent = time.perf_counter(), self._whose, compiled()
@@ -77,5 +77,5 @@ class Clock:
 
     @property
     def shared(self) -> float:
-        """Seconds that were nobody's own."""
+        """Seconds that belonged to none."""
         return max(0.0, self.total - self.prepared - sum(self.own.values()))

@@ -1,4 +1,4 @@
-"""Data: a user's own rows for a task, read before anything is computed: what is bad has a line."""
+"""Data: a user's own rows for a task, read before anything is computed: a bad row is named in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept: finished batches of a task, so that a run that was killed goes on behind the last of them.
+"""Kept: finished batches of a task, so that a killed run continues after the last of them.
 
 All methods of a task share their prefills, so they end together, which may take hours. Every batch of
 documents that all of them have answered is one line of JSON, OUT/partial/HASH.jsonl, appended at once. HASH

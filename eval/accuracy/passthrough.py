@@ -38,7 +38,8 @@ OWN = ("batch_size", "max_batch_size", "device")  # what lm-eval hands to a mode
 
 
 def run(words: list[str]) -> int:
-    """Do what `lm-eval WORDS` does; returns its exit code. A ValueError is for whoever prints one line."""
+    """Do what `lm-eval WORDS` does; returns its exit code. A ValueError is for the caller to print in one
+    line."""
     with contextlib.suppress(ValueError):  # it is registered already
         model_registry.register(NAME, target=f"{__package__}:KVLabLM")
     setup_logging()

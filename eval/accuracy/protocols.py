@@ -1,4 +1,4 @@
-"""Protocols: what of a prompt is compressed, and what is asked of it afterwards.
+"""Protocols: which part of a prompt is compressed, and which questions follow.
 
 `question-inside` compresses the whole prompt, so a method may look at the question when it chooses. Under the
 others the context alone is compressed (`boundaries.py` says where it ends), a fraction of budget is of the
@@ -36,8 +36,8 @@ def checked(name: str, value: str | None, known: dict[str, str]) -> str:
 
 
 def eviction(protocol: str, evict: str | None) -> str:
-    """What keeps do after the prompt: as named, or where nobody says it as the protocol has it. ValueError
-    for another name, and where it cannot be."""
+    """What keeps do after the prompt: as named, or by default as in the protocol. ValueError for another
+    name, and where it cannot be."""
     if evict is None:
         return EVERY_STEP if protocol == INSIDE else ONCE
     checked("evict", evict, EVICT)

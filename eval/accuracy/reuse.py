@@ -1,4 +1,4 @@
-"""Reuse: a cache that holds of a context what another one held with another question inside."""
+"""Reuse: a cache with the context's tokens that another one held with a different question inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples: what was asked, what a method answered, and which tokens of the evidence it still held.
+"""Samples: the question, a method's answer, and the tokens of the evidence that it still held.
 
 OUT/samples/NAME.jsonl is beside OUT/cells/NAME.json; `Store.samples(cell)` reads it. It has a line for each
 document (by default for the first 1000), with

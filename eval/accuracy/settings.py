@@ -12,7 +12,7 @@ from . import boundaries
 from .yamls import nearest
 
 MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
-NAMES = ("lengths", "documents", "tokenizer")  # what these are told
+NAMES = ("lengths", "documents", "tokenizer")  # the settings of these
 RULER = ("niah", "ruler", "longcxt")  # how the names of RULER's tasks begin, and of their group and their tag
 LENGTHS = "max_seq_lengths"  # tokens of RULER's prompts
 HEARD = {  # tasks whose rows are made as they are told: how their names begin, and what they may be told

@@ -44,7 +44,7 @@ class Sources:
     """Where a run's tasks come from besides kvlab and lm-eval.
 
     include: folders of YAML files. named: (task, YAML file) pairs. data: (task, file of rows) pairs, which
-    replace a task's own data set. metadata: what every task is told, as JSON.
+    replace a task's own data set. metadata: the settings of all tasks, as JSON.
     """
 
     include: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ def metadata(name: str, sources: Sources = NONE) -> dict:
 
 
 def is_made(name: str, sources: Sources = NONE) -> bool:
-    """Does code of its own, which may read what it is told, make a task's rows?"""
+    """Whether a task's own code, which may read its settings, makes its rows."""
     from lm_eval.api.task import ConfigurableTask
 
     task = _looked_at(name, sources)[name]

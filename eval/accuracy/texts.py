@@ -1,4 +1,4 @@
-"""Texts: what a tokenizer makes of them, as lm-eval asks a model for it, and where their contexts end."""
+"""Texts: their tokens, in the form that lm-eval asks a model for, and where their contexts end."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Texts(TemplateLM):
         return min(max(1, ends - gone), len(ids) - gone - 1)
 
     def _warn(self) -> None:
-        """Tell whoever runs lm-eval's own command what was cut off; of ours the table says it."""
+        """Warn the user of lm-eval's own command about truncation; ours shows it in the table."""
         if self._shortened and self.on_progress is None:
             count, most = len(self._shortened), self.max_length
             many = "prompt is" if count == 1 else "prompts are"

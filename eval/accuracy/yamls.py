@@ -1,4 +1,4 @@
-"""Own: a user's own YAML files as tasks, read before lm-eval reads them, or one line that says what is wrong.
+"""Own: a user's own YAML files as tasks, read before lm-eval reads them, or one line that names the error.
 
 lm-eval leaves a file out of its index when it cannot read it, so that a task is unknown whose file is there.
 """

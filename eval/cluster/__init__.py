@@ -1,1 +1,1 @@
-"""Cluster: a sweep's jobs on Ray, which starts processes, finds nodes and says what has died."""
+"""Cluster: a sweep's jobs on Ray, which starts processes, finds nodes and reports those that died."""

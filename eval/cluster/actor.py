@@ -59,7 +59,7 @@ class Actor:
 
 
 def _log(line: str) -> None:
-    with contextlib.suppress(OSError):  # where the disk is full, the job shall say so
+    with contextlib.suppress(OSError):  # if the disk is full, the job reports it
         print(line, file=sys.stderr, flush=True)
 
 

@@ -32,7 +32,7 @@ from ..core.workers import Outcome, ours_first
 TRIES = 3
 TICK = 1.0  # seconds between looks at what is alive
 PROBE = 5.0  # seconds in which an address must answer
-PATIENCE = 3  # looks at the head that find nobody
+PATIENCE = 3  # failed checks of the head
 ENDLESS = 10**9  # actors: of those that take nothing
 STORE = 80 * 2**20  # bytes of Ray's object store: Ray's least, since jobs and answers are small
 SHORT = 40  # letters of a temporary folder: the path of a socket has 107 bytes, most of them Ray's
@@ -45,7 +45,7 @@ ENVIRONMENT = {  # no reports to Ray's makers, the GPUs as they are, and more th
 
 def place(text: str) -> str | None:
     """The address in `ray` or `ray:HOST:PORT` (None: a cluster of our own); Problem for anything else, where
-    ray is not installed, and for an address that nobody answers."""
+    ray is not installed, and for an address that does not answer."""
     kind, colon, address = text.partition(":")
     if kind != "ray" or (colon and not address):
         raise Problem(f"--on {text}: expected ray, or ray:HOST:PORT")
@@ -56,12 +56,12 @@ def place(text: str) -> str | None:
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise Problem(f"--on {text}: expected ray:HOST:PORT, the address that `ray start --head` says")
     if not answers(address, PROBE):
-        raise Problem(f"--on {text}: nobody answers at {address}")
+        raise Problem(f"--on {text}: no answer from {address}")
     return address
 
 
 def answers(address: str, timeout: float) -> bool:
-    """Does somebody take connections there?"""
+    """Whether a server accepts connections there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout).close()
@@ -129,7 +129,7 @@ def joined(ray, address: str | None) -> Iterator[None]:
 
 
 def connect(ray, how: dict) -> None:
-    """`ray.init`; a node of our own may need several tries: Ray gives it 30 s, which nobody can change."""
+    """`ray.init`; a node of our own may need several tries: Ray gives it 30 s, which cannot be changed."""
     for left in reversed(range(TRIES)):
         try:
             ray.init(**how)
@@ -191,7 +191,7 @@ class Queue:
         self.missed = 0 if answers(self.head, TICK) else self.missed + 1
         if self.missed >= PATIENCE:
             raise Gone(f"the head of the Ray cluster at {self.head} is gone; the same command resumes")
-        if self.missed:  # whoever asks it now waits for a minute
+        if self.missed:  # a call to it now waits for a minute
             return
         takes, room = self.room()
         at_work = sum(job is not None for _, job in self.running.values())
@@ -202,8 +202,8 @@ class Queue:
             self.running[actor.set_up.remote()] = actor, None
 
     def room(self) -> tuple[dict[str, float], int]:
-        """What an actor takes, and how many of them living nodes could hold if nobody else took anything.
-        Raises Failed where there is no room for one."""
+        """An actor's resources, and how many actors the living nodes could hold if otherwise idle. Raises
+        Failed where there is no room for one."""
         pool = self.pool
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         fit = [node for node in nodes if node.get("CPU") and node.get("GPU", 0) >= pool.gpus]

@@ -1,1 +1,1 @@
-"""What every measurement shares: the loop, the store of cells, provenance, digests and worker processes."""
+"""Shared by all measurements: the loop, the store of cells, provenance, digests and worker processes."""

@@ -1,4 +1,4 @@
-"""Cells as text: JSON with a sum of what it says, and what is no cell, in one line."""
+"""Cells as text: JSON with a checksum of its content; one line for any other text."""
 
 from __future__ import annotations
 

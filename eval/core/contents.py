@@ -1,4 +1,4 @@
-"""Contents: files known by what is in them; large ones are read once, and their sums kept."""
+"""Contents: files identified by their content; large ones are read once, and their checksums kept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sha256(path: Path) -> str:
     except (OSError, ValueError):
         pass  # not there, or another's bytes: it is read
     found = files.sha256(path)
-    if _stamp(path) == before:  # nobody wrote into it meanwhile
+    if _stamp(path) == before:  # unchanged meanwhile
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_file(kept, found)  # whole or not at all: two processes may do so at once

@@ -1,4 +1,4 @@
-"""Errors as lines: what the user can put right, and what failed in one cell."""
+"""Errors as lines: those that the user can correct, and failures of one cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and with what a number was made: machine, versions of packages, commit."""
+"""The provenance of a number: machine, versions of packages, commit."""
 
 from __future__ import annotations
 

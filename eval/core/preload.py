@@ -1,6 +1,6 @@
-"""What the fork server imports once, so that every worker process starts ready.
+"""Imports of the fork server, made once so that every worker process starts ready.
 
-What is imported stays, so nobody looks for garbage in it: not while it grows, and never in a worker.
+Imported objects stay, so garbage collection skips them: while they are made, and in every worker.
 """
 
 import gc

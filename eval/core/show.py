@@ -1,7 +1,7 @@
-"""What a run prints while it works: a bar, or lines where there is no terminal, and what went wrong.
+"""The output of a run while it works: a bar, or lines without a terminal, and errors.
 
-Everything goes to stderr, so that stdout holds the result alone. Nobody has to listen: a run goes on when
-whoever reads its stderr has left.
+Everything goes to stderr, so that stdout holds the result alone. Nobody has to listen: a run goes on when the
+reader of its stderr has left.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Show:
     def line(self, text: str) -> None:
         try:
             self.console.print(text, soft_wrap=True)
-        except OSError:  # and nobody else's lines shall end the run
+        except OSError:  # and other lines must not end the run
             self.console.quiet = True
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

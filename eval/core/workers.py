@@ -89,7 +89,7 @@ def _serve(connection, maker: str, options, threads) -> None:
     def tell(kind: str, value) -> None:
         try:
             connection.send((kind, value))
-        except OSError:  # the parent is gone; whoever computes here would take this for an error of his own
+        except OSError:  # the parent is gone; the job would report this as its own error
             os._exit(1)
 
     with contextlib.redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""GPU: one command that asks a GPU everything that a CPU cannot answer, in five stages.
+"""GPU: one command that measures on a GPU everything that a CPU cannot, in five stages.
 
     python -m eval gpu                  all stages, at most nine minutes, results/gpu/gpu.json
     python -m eval gpu --dry            the same in small on a CPU, with Triton interpreted

@@ -1,4 +1,4 @@
-"""About: what machine and which versions these numbers come from."""
+"""About: the machine and versions of these numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bench: the device that is measured: its clock, its memory, its graphs, and what it can do at best.
+"""Bench: the measured device: its clock, its memory, its graphs, and its best rates.
 
 Everything runs on a CPU too, in small (`dry`): there the clock is the host's, and what only a GPU has (CUDA
 graphs, memory peaks, streams) is left out of the rows.
@@ -153,7 +153,7 @@ class Bench:
         return torch.cuda.mem_get_info()[0] + cached
 
     def tidy(self) -> None:
-        """Give back what nobody holds any more."""
+        """Free unused memory."""
         if self.on_gpu:
             gc.collect()
             torch.cuda.empty_cache()

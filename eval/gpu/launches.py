@@ -1,5 +1,5 @@
-"""Launches: what the host needs for a step by itself, operator by operator, since no kernel starts before it
-is launched. A thin model has as many operators as a wide one and nothing else."""
+"""Launches: the host's own time for a step, operator by operator, since no kernel starts before it is
+launched. A thin model has as many operators as a wide one and nothing else."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ class Led:
     """The codes and fetched slots of a run, as they come; one that is given a `leader` takes over that one's.
 
     numbers: how many were stored as codes; differ: how many of them the leader stored as another number;
-    apart: how many of these were no tie, which is an error of somebody's. sets: how many choices of slots to
-    fetch were other ones.
+    apart: how many of these were no tie, which is an error. sets: how many choices of slots to fetch were
+    other ones.
     """
 
     def __init__(self, leader: Led | None = None):

@@ -1,4 +1,4 @@
-"""Stage link: what crosses between host and device, by size and direction, and beside computation."""
+"""Stage link: transfers between host and device, by size and direction, and beside computation."""
 
 from __future__ import annotations
 

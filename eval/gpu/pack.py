@@ -1,4 +1,4 @@
-"""Pack: a folder that a machine without a network needs nothing beside, but Python and a torch with CUDA.
+"""Pack: a folder for a machine without a network, which then needs only Python and a torch with CUDA.
 
     FOLDER/run                bash FOLDER/run [OPTIONS OF python -m eval gpu]
     FOLDER/site        kvlab with eval and transformers, as wheels, which are always used

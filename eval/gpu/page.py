@@ -234,5 +234,5 @@ def of_machine(name: str, found: dict) -> Iterable[str]:
 
 
 def predicted(machines: dict[str, dict]) -> str:
-    """The headline as the simulator has it for a machine of the sheet, whoever has run."""
+    """The simulator's headline for a machine of the sheet, for any machine measured."""
     return table(predict.unseen(), "system batch link_gbps prefill_s step_ms total_s")

@@ -1,4 +1,4 @@
-"""Predictions: what the roofline and the simulator say before anything is measured, for the same bars."""
+"""Predictions of the roofline and the simulator before any measurement, for the same bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ready: unpacks what a machine lacks, and a pack's kernels: python ready.py HERE SCRATCH.
+"""Ready: unpacks missing packages and a pack's kernels: python ready.py HERE SCRATCH.
 
 A pack holds a copy of this file, which runs there before anything else of the pack is: plain Python alone.
 """

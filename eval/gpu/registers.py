@@ -1,4 +1,4 @@
-"""Registers: what our Triton kernels take of a GPU that is not here: `python -m eval.gpu.registers [90 80]`.
+"""Registers: our Triton kernels' use of a GPU that is not here: `python -m eval.gpu.registers [90 80]`.
 
 Registers of a thread, bytes of shared memory and, where registers did not do, bytes of a thread's stack, by
 the compiler of the Triton that is installed. Nothing is launched.

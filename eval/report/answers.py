@@ -1,4 +1,4 @@
-"""What went wrong, to look at: a page of documents, with what every method answered and still held.
+"""Errors to look at: a page of documents, with every method's answer and the evidence it still held.
 
 OUT/answers.html begins with the documents that the reference (`full`, or `--against`) answers and another
 method does not; OUT/answers.jsonl has all documents, in the same order. Both come from what `--log-samples`

@@ -1,4 +1,4 @@
-"""Contexts: what a context costs that is prefilled once and asked several questions."""
+"""Contexts: the cost of a context that is prefilled once for several questions."""
 
 from __future__ import annotations
 

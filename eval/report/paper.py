@@ -1,4 +1,4 @@
-"""Tables as documents and papers print them, of rows (`records.row`): methods by tasks under all protocols.
+"""Tables for documents and papers, from rows (`records.row`): methods by tasks under all protocols.
 
 The documents' tables (`eval/reproduce/tables.py`) and `report --format` come from here.
 """

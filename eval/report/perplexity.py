@@ -1,4 +1,4 @@
-"""The study `perplexity` for the eye: perplexity.json, and loss against position beside that of `full`."""
+"""The study `perplexity` for readers: perplexity.json, and loss against position beside that of `full`."""
 
 from __future__ import annotations
 

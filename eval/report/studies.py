@@ -1,4 +1,4 @@
-"""The studies for the eye: files of rows, tables, and what docs/offloading.md shows."""
+"""The studies for readers: files of rows, tables, and the content of docs/offloading.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stored cells say, arranged for the eye: a `Board` for each model, protocol and other setting.
+"""The stored cells arranged in tables: a `Board` for each model, protocol and other setting.
 
 Boards that differ in their protocol alone share a table (`together`), side by side. Differences are paired,
 document by document on the same task (`statistics.py`). Where `full` itself does not beat guessing, no method

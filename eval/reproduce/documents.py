@@ -1,4 +1,4 @@
-"""Show: stored cells brought into docs/results, and set into the tables of the documents."""
+"""Show: stored cells are copied to docs/results, and fill the tables of the documents."""
 
 from __future__ import annotations
 

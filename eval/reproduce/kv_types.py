@@ -1,4 +1,4 @@
-"""Types: what llama.cpp's own types of K and V cost a model, beside ours: one GGUF file, the gate's tokens.
+"""Types: the cost of llama.cpp's own types of K and V, beside ours: one GGUF file, the gate's tokens.
 
 `python -m eval.reproduce.kv_types --model FILE.gguf --name NAME` writes docs/results/llama/NAME.json. It
 needs llama.cpp as docs/performance.md builds it.

@@ -1,4 +1,4 @@
-"""Ledger: what others published, beside our own stored cells (`ledger.toml`), for docs/ledger.md."""
+"""Ledger: published numbers of others, beside our own stored cells (`ledger.toml`), for docs/ledger.md."""
 
 from __future__ import annotations
 

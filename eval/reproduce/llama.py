@@ -176,7 +176,7 @@ class Context:
             self._next(chunk.tolist())
         return torch.tensor(self.api.llama_get_logits_ith(self.context, -1)[: self.vocabulary])
 
-    def step(self) -> None:  # whose logits nobody asks for, which would be copied
+    def step(self) -> None:  # its logits are not read, since they would be copied
         self._next([1])
 
     def bytes(self) -> int:

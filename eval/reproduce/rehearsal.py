@@ -1,4 +1,4 @@
-"""Tables of the study `infinigen`: alpha and ratio by models, what they answer, hold and fetch."""
+"""Tables of the study `infinigen`: alpha and ratio by models, with their answers, tokens held and fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both sides do with a document: prefill, compress, feed the question, score the answers.
+"""The steps of both sides for a document: prefill, compress, feed the question, score the answers.
 
 Either side is a process of its own, told by a file what to do: `python -m eval.reproduce.sides SIDE JOB`. At
 its top this module needs nothing but torch: kvpress's side runs in its own environment.

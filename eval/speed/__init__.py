@@ -1,1 +1,1 @@
-"""Speed: prefill and decode times of every method beside what people use today, in the same run."""
+"""Speed: prefill and decode times of every method beside today's common caches, in the same run."""

@@ -1,4 +1,4 @@
-"""What people use today: transformers' own caches, timed beside kvlab's methods in the same run."""
+"""Today's baselines: transformers' own caches, timed beside kvlab's methods in the same run."""
 
 from __future__ import annotations
 

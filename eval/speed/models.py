@@ -1,4 +1,4 @@
-"""What is timed: the models, the prompts, and the bytes that a decode step reads."""
+"""The timed models and prompts, and the bytes that a decode step reads."""
 
 from __future__ import annotations
 

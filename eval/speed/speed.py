@@ -85,7 +85,7 @@ class Speed(Pooled):
 
     @property
     def longest(self) -> int | None:
-        """Tokens that the model takes, where its configuration says so."""
+        """The model's most tokens, if its configuration states them."""
         return None if self.wide else context_limit(self.model)
 
     def notes(self) -> list[str]:
@@ -135,7 +135,7 @@ class Speed(Pooled):
             yield from self._together([cell for cell in cells if cell.method in group], bar, bandwidth)
 
     def _on_ray(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
-        """The cells of one context after the other, on a node that is meanwhile nobody else's."""
+        """The cells of one context after the other, on a node reserved for them."""
         jobs = [
             tuple(c for c in cells if context_of(c) == at) for at in dict.fromkeys(map(context_of, cells))
         ]

@@ -113,7 +113,7 @@ def setup(options: dict, report: Callable) -> Callable:
     shape = ModelShape.of(timed.model)
     longest = shape.context or WIDE_CONTEXT
     timed.measure(min(64, longest))  # first-use costs fall here
-    computes = timed.model.device.type == "cpu" and "link=" not in options["method"]  # and waits for nobody
+    computes = timed.model.device.type == "cpu" and "link=" not in options["method"]  # without waiting
 
     def handle(job):
         if job == "bandwidth":

@@ -1,4 +1,4 @@
-"""Decode attention alone: K and V read by the kernels as they are stored, beside what there is without them.
+"""Decode attention alone: K and V read by the kernels in stored form, beside the alternatives without them.
 
     fp32-sdpa      torch's scaled_dot_product_attention over fp32 K and V: the base of `speedup`
     FORMAT         the kernel that reads the format's bytes (on a CPU: kvlab/fast/cpu.py, wide.py)

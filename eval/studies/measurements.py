@@ -1,4 +1,4 @@
-"""The measurements that are studies: what can be asked of them, and which cells that means."""
+"""The measurements that are studies: their options, and the cells of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bits buy, and what re-quantizing costs.
+"""Accuracy against bits, and the cost of re-quantizing.
 
     bits    questions answered and perplexity against true bits per value
     drift   perplexity and error after 1,500 decoded tokens, stored once or re-quantized at every step

@@ -1,4 +1,4 @@
-"""Padded static buffers measured beside what people use (docs/static_graph.md).
+"""Padded static buffers measured beside common alternatives (docs/static_graph.md).
 
 One process, one thread unless said, everything interleaved; where a table says CPU, other work on the machine
 does not count. What is measured:

@@ -2,7 +2,7 @@
 
 A document is prose with facts between its sentences, filled up to any length in tokens of any tokenizer; the
 question comes last.
-What a task is told (`--metadata '{"lengths": [1024, 4096], "documents": 100}'`) says how long and how many.
+A task's settings (`--metadata '{"lengths": [1024, 4096], "documents": 100}'`) says how long and how many.
 """
 
 import random

@@ -7,8 +7,8 @@ sockets, new processes, and all files except Python's own, which it may read. On
 ends with it.
 
 That keeps mistakes of a model from the machine. It is no jail: a program written to break out of Python's
-audit hooks can. So tasks that run programs are opt-in (`unsafe_code` in their YAML), and programs that
-somebody may have written with intent belong into a container.
+audit hooks can. So tasks that run programs are opt-in (`unsafe_code` in their YAML), and programs that may be
+malicious belong into a container.
 
 A program passes where its last act is to write a secret, which it is given only when it has come to its end:
 one that leaves early, with whatever exit code, has not passed.

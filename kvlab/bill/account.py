@@ -104,7 +104,7 @@ class Use:
 
     @property
     def context(self) -> int:
-        """Tokens for which a buffer of one's own size has room."""
+        """The tokens for which a buffer of fixed size has room by default."""
         return self.stated or self.tokens
 
     @property

@@ -1,4 +1,4 @@
-"""What the talk says of tokens: their importance varies, few are enough, and a pool should count fetches
+"""The talk's claims about tokens: their importance varies, few are enough, and a pool should count fetches
 (Gong, Yi and Zhang 2024)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One row of `offload.json`: what was found, how, and what was published beside it."""
+"""One row of `offload.json`: our result, how it was made, and the published number."""
 
 from __future__ import annotations
 

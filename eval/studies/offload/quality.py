@@ -1,4 +1,4 @@
-"""Experiments with answers: accuracy of what offloading fetches, evicts or rounds away."""
+"""Experiments with answers: accuracy when offloading fetches, evicts or rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What InfiniGen rests on: how alike block inputs are, and how well its rehearsal guesses."""
+"""InfiniGen's assumptions: how similar block inputs are, and how well its rehearsal predicts."""
 
 from __future__ import annotations
 

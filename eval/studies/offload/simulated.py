@@ -1,4 +1,4 @@
-"""Experiments with time that play a schedule: what the simulator says of larger models and machines.
+"""Experiments with simulated schedules: the times of larger models and machines.
 
 The published numbers are of InfiniGen's evaluation (Lee et al. 2024; shares of transfers and the table of
 Longchat-7B as Gong, Yi and Zhang 2024 print them): an A6000 behind PCIe 3, beside FlexGen, here `offload`.

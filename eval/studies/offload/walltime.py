@@ -25,7 +25,7 @@ IDEAL, INFINIGEN = "full", "infinigen:budget=0.1"
 LINKED = ("uvm", "offload", "offload+int4", "offload+h2o", "topk:budget=0.1", INFINIGEN)
 WIDE_LAYERS, WIDE_TOKENS, REPEATS = 16, 8192, 7
 BOUND = 6  # a layer's transfer takes so many times its computation, as measured in the same round
-FAST = 1e12  # bytes per second: nobody waits for this link
+FAST = 1e12  # bytes per second: no step waits for this link
 BURST = 2  # steps of one method that are counted before the next one has its turn
 
 
