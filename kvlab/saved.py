@@ -146,7 +146,8 @@ def _same(found, wanted, what: str) -> None:
 
 
 def alike(name: str, value, fresh, said: bool = False):
-    """A file's value for one that a fresh cache has. ValueError for another type."""
+    """A file's value for one that a fresh cache has. ValueError for another type, and for any other value of
+    what is `said` by the method's name."""
     number = isinstance(value, int | float) and isinstance(fresh, int | float)
     whole = isinstance(fresh, bool) == isinstance(value, bool) and (value is not None)
     nothing = value is None and not isinstance(fresh, list | tuple)

@@ -16,7 +16,7 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.saved import contents_digest
+from kvlab.saved import SCALARS, contents_digest
 
 
 def saved(tmp_path, method="int4"):
@@ -249,6 +249,25 @@ def test_a_layer_whose_counts_are_not_its_tokens_is_one_line(seed, tmp_path):
         layer["keep"]["longest"] = {"list": [dice.choice((-3, -2.5, 2**70, None))]}
     forge(path, about, tensors, layers=json.dumps(layers))
     with pytest.raises(ValueError, match=r"holds no cache of [^\n]*$"):
+        kvlab.load_cache(path, model)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_a_format_is_what_the_methods_name_says(seed, tmp_path):
+    """Another parameter of a format would turn the same codes into other numbers."""
+    dice = random.Random(seed)
+    methods = ("int8", "int4:rotate=true", "fp8:axis=token", "nvfp4", "turboquant", "kvquant", "mixed")
+    model, path, _ = saved(tmp_path, methods[seed % 7])
+    about, tensors = contents(path)
+    layers = json.loads(about["layers"])
+    held = dice.choice(layers)["store"]
+    formats = [one for name in ("format", "value_format") for one in inside(held[name]) if "_made" in one]
+    one = dice.choice(formats)
+    name = dice.choice([name for name, value in one.items() if isinstance(value, SCALARS)])
+    others = [not one[name]] if isinstance(one[name], bool) else [3, "token", "fp32", "clip", 0.5, None]
+    one[name] = dice.choice([other for other in others if other != one[name]])
+    forge(path, about, tensors, layers=json.dumps(layers))
+    with pytest.raises(ValueError, match=rf"holds no cache of [^\n]*{name} is "):
         kvlab.load_cache(path, model)
 
 
