@@ -85,7 +85,7 @@ class Merge(Measurement):
 
     def check(self) -> None:
         if self.out is None:
-            raise Problem("--out: name the folder that the cells are brought to")
+            raise Problem("--out: name the folder to copy the cells to")
         for folder in self.folders:
             if not Store(address(folder)).files.names():
                 raise Problem(f"{folder}: there are no cells in this folder")

@@ -191,7 +191,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("doctor", help="check versions, memory, the built-in model")
     command.add_argument("--results", default="results", help="folder for results (results)")
-    command.add_argument("--model", help="only say which methods serve this model (a name or a folder)")
+    command.add_argument("--model", help="only list the methods that serve this model (a name or a folder)")
     command.add_argument("--method", help="only try this method on a tiny model: h2o:budget=0.2, mine.MyKeep")
     command.add_argument(
         "--workshop", nargs="?", const="", metavar="KIT",
@@ -239,7 +239,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as int8,h2o:budget=0.5")
     command.add_argument("--text", metavar="FILE", help="your own text instead of prose, code and facts")
     command.add_argument(
-        "--minutes", type=float, default=10.0, help="start nothing new after these (default: 10)"
+        "--minutes", type=float, default=10.0, help="start nothing new after this time (default: 10)"
     )
     command.add_argument("--memory", help="memory for weights and caches, such as 24GB")
     command.add_argument("--context", help="tokens per user, such as 32k")

@@ -81,7 +81,7 @@ class Accuracy(Pooled):
         "run programs that the model writes, for tasks that test them", False, action="store_true"
     )
     log_samples: str = option(
-        "what is kept of every document beside the cells: short: question, answer, evidence (default); "
+        "the record of every document beside the cells: short: question, answer, evidence (default); "
         "whole: its prompt, too; none",
         SHORT,
         nargs="?",
@@ -89,7 +89,7 @@ class Accuracy(Pooled):
         choices=[SHORT, WHOLE, NONE],
     )
     samples: str = option(
-        'numbers of the documents that are asked, instead of the first: {"TASK": [0, 7]}, or a file of that',
+        'numbers of the documents to ask, instead of the first: {"TASK": [0, 7]}, or a file of that',
         "",
     )
     write_out: bool = option("show the first prompt of every task", False, action="store_true")

@@ -118,7 +118,7 @@ RULES = {  # a regular expression for the whole name of a task -> its cut; the f
     r"openbookqa": Rule(*EXAMPLES, item("question_stem"), shots=True),
     r"copa": Rule(*EXAMPLES, item("premise", change=lambda text: text.strip()[:-1]), shots=True),
     r"hellaswag": Rule(
-        "before the tested item", "every ending hangs on the last words", item("query"), shots=True
+        "before the tested item", "every ending depends on the last words", item("query"), shots=True
     ),
     r"winogrande": Rule(
         "before the tested item", "its two choices are two contexts with one continuation",
@@ -163,7 +163,7 @@ REFUSED = {  # the same -> why there is nothing to cut
     r"prose|wikitext.*|.*perplexity.*": "every token is scored, so nothing is a question",
     r"lambada\w*_cloze\w*": "behind the gap in its last sentence only an arrow follows",
     r"humaneval.*": "all of a signature and its docstring is the question",
-    r"cloze": "the whole story is what the ending hangs on",
+    r"cloze": "the ending depends on the whole story",
     r"squad_completion": "the passage is the text to be completed",
     r"longbench_(lcc|repobench).*": "the code before the line is the question",
 }

@@ -14,8 +14,8 @@ PROTOCOLS = {
     INSIDE: "a prompt and its question are prefilled and compressed together, so a method may look at the "
     "question when it chooses",
     FIRST: "the context alone is prefilled and compressed; the question follows at its true positions, in "
-    "one pass but for its last token, for which a place on the host is read whole; that token and the answer "
-    "go through the cache one by one",
+    "one pass except for its last token, for which a place on the host is read whole; that token and the "
+    "answer go through the cache one by one",
     MANY: "one context is compressed once, and every question on it is asked of a fork: accuracy per "
     "question, cost per context",
     REUSE: "the context is compressed with another question on it inside; what stays of the context is then "

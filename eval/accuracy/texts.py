@@ -29,7 +29,7 @@ class Texts(TemplateLM):
         if the tokenizer has neither."""
         if self._first is None:
             raise Problem(
-                "bos_token=None, eos_token=None: one of them stands before a text without a context, and "
+                "bos_token=None, eos_token=None: one of them comes before a text without a context, and "
                 "this tokenizer has neither"
             )
         return self._first

@@ -94,7 +94,7 @@ def _source(one) -> bytes:
         text = "".join(linecache.getlines(file)) or inspect.getsource(one)
     except (OSError, TypeError):
         raise Problem(
-            f"the source of {one.__qualname__} cannot be read, so a stored number would not know it"
+            f"the source of {one.__qualname__} cannot be read, so stored numbers could not name it"
         ) from None
     return syntax(text)
 

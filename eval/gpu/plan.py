@@ -42,7 +42,7 @@ class Gpu(Measurement):
     about = "measure what needs a GPU, in five stages (gpu.json; --report writes docs/gpu.md)"
 
     stages: tuple[str, ...] = option(f"{', '.join(STAGES)} (default: all)", (), many=True, metavar="STAGE")
-    minutes: float = option("stop after so many minutes, best parts first", MINUTES, type=float)
+    minutes: float = option("stop after this many minutes, best parts first", MINUTES, type=float)
     dry: bool = option("try all stages in small on the CPU, Triton interpreted", False, action="store_true")
     pack: Path | None = option(  # noqa: RUF009
         "write a pack for a machine without a network into this folder", type=Path

@@ -1,4 +1,4 @@
-"""Decode attention over a store's bytes: when a kernel can do it, its call, and the reference."""
+"""Decode attention over a store's bytes: the conditions for a kernel, its call, and the reference."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is of
 
 
 def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
-    """What the kernels compute, in torch: decode everything, then attend. See `attend_packed`."""
+    """The kernels' computation in torch: decode everything, then attend. See `attend_packed`."""
     keys, values = store.read(query.device)
     return attend(query, keys, values, scaling, allowed)[0]
 
 
 def fits(store, query: Tensor, observed: bool = False) -> bool:
-    """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds, and
+    """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to the store's tokens, and
     (observed) return the attention received by every token.
 
-    It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
-    fp32 or bf16, or, with an fp32 query, symmetric integers with a scale per group of channels, 8-bit floats
+    It can for one query on the CPU, a head dimension that is a multiple of 32, and unrounded numbers in fp32
+    or bf16, or, with an fp32 query, symmetric integers with a scale per group of channels, 8-bit floats
     without scale, 4-bit floats, codes of a codebook, or KIVI's blocks. Smaller heads gain nothing. On a GPU
     it can where triton is there, for what `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), unless
     a keep observes.
@@ -60,12 +60,12 @@ def fits(store, query: Tensor, observed: bool = False) -> bool:
 def attend_packed(
     query: Tensor, store, scaling: float, allowed: Tensor | None = None, received: Tensor | None = None
 ) -> Tensor:
-    """Softmax attention of one query per row over K and V as they are stored.
+    """Softmax attention of one query per row over K and V in stored form.
 
     query `[batch, heads, 1, head_dim]` -> same; allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None.
-    received: None, or fp32 `[batch, kv_heads, tokens]` to be filled with what `attention.attend` returns
-    under that name. Only where `fits`. Equal to `reference` to 1e-5 relative. On more than one thread the
-    splits are shared out where they are many (`ALONE`); the result does not change by that.
+    received: None, or fp32 `[batch, kv_heads, tokens]` to be filled with `received` as of `attention.attend`.
+    Only where `fits`. Equal to `reference` to 1e-5 relative. If the splits are many (`ALONE`), threads share
+    them; the result does not change.
     """
     if on_gpu(query):
         count_kernel(4 * query.numel() * store.length)
@@ -105,7 +105,7 @@ def _wide(store, head_dim: int) -> tuple[int, ...] | None:
 def run(
     kernel, query: Tensor, scaling: float, new, held, mask, count: int, received: Tensor | None = None
 ) -> Tensor | None:
-    """Call the kernel, on as many threads as torch has: the output, or None where it refuses the new token.
+    """Call the kernel, on as many threads as torch has: the output, or None if it refuses the new token.
 
     new, held, mask: numpy arrays, see `cpu.compiled`; count: tokens held, the new one included; received: see
     `attend_packed`.
@@ -147,7 +147,7 @@ def nothing(held) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kept_as(store) -> torch.dtype | None:
-    """The dtype of numbers that are kept as they are; None for codes."""
+    """The dtype of unrounded numbers; None for codes."""
     return store.keys[0].dtype if type(coded(store.format)) is Exact else None
 
 
@@ -211,8 +211,8 @@ def _fits_gpu(store, query: Tensor) -> bool:
 
 
 def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) -> Tensor:
-    """By the Triton kernel. The first time that it meets a format on a device it is held against the
-    reference: one that does not compile there, or says something else, is named and not used again."""
+    """By the Triton kernel. At its first use for a format on a device it is compared with the reference: if
+    it does not compile, or differs, a warning names it and it is not used again."""
     from . import gpu
 
     def kernel() -> Tensor:
@@ -240,7 +240,7 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
 
 
 def trusted(store, heads: int, head_dim: int) -> bool:
-    """Whether the Triton kernel reads this store in a decode step, and has said what the reference does."""
+    """Whether the Triton kernel reads this store in a decode step, and agrees with the reference."""
     if not store.keys[0].is_cuda:
         return False
     shape = len(store.keys[0]), heads, 1, head_dim
@@ -260,7 +260,7 @@ def _case(store, query: Tensor) -> tuple:
 
 
 def _kind(form) -> tuple:
-    """What tells two formats apart in the eyes of a kernel."""
+    """The properties of a format that a kernel distinguishes."""
     scales = getattr(form, "scales", None)
     shared = None if scales is None else (scales.axis, scales.group, scales.dtype)
     return type(form).__name__, getattr(form, "bits", None) or getattr(form, "format", None), shared
@@ -273,7 +273,7 @@ def _triton() -> bool:
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Threads of this process that run compiled code beside the one that asks."""
+    """Threads of this process that run compiled code beside the caller's."""
     return ThreadPoolExecutor(max(os.cpu_count() or 1, torch.get_num_threads()))
 
 
@@ -283,7 +283,7 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _numba() -> bool:
-    """Whether numba is there; said once when it is not."""
+    """Whether numba is installed; warns once if not."""
     try:
         import numba  # noqa: F401
     except ImportError as error:

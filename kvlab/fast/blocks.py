@@ -1,4 +1,4 @@
-"""Blocks: the decode step of a layer that KIVI holds, in buffers that stay; see `moves.py`."""
+"""Blocks: the decode step of a layer that KIVI holds, in fixed buffers; see `moves.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Blocks(Move):
     """A step adds a token to the window; every `group` steps, where it is `due`, the oldest tokens are
     written as a block before it attends.
 
-    counts: int32 [2] on the device, tokens that are written and recent ones; told: what it says. keys,
-    values, blocks: buffers of which the store sees what is written.
+    counts: int32 [2] on the device, tokens that are written and recent ones; told: its value on the host.
+    keys, values, blocks: buffers, of which the store sees the written part.
     """
 
     def __init__(self, layer, flag: Tensor):
@@ -43,7 +43,7 @@ class Blocks(Move):
         self.kernel = trusted(store, layer.shape.heads, layer.shape.head_dim)
 
     def _show(self, written: int, filled: int) -> None:
-        """So many tokens are in use, of the buffers and of the window."""
+        """Set the numbers of tokens in use, of the buffers and of the window."""
         store, blocks = self.store, (written + self.short) // self.store.group
         for name, slots in (("keys", written), ("values", written), ("blocks", blocks)):
             setattr(store, name, tuple(part[:, :, :slots] for part in getattr(self, name)))

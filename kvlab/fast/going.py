@@ -1,4 +1,4 @@
-"""Going: which tokens leave in a step through all layers in one call, and what the layers learn of it."""
+"""Going: which tokens leave in a step through all layers in one call, and how the layers record it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .step import PER_EMPTY
 
 
 class Going:
-    """What goes in a step, in all of these layers in the same way: `told` is what `layers.py` is told of it.
+    """The tokens that leave in a step, in all of these layers in the same way: `told` has the arguments for
+    `layers.py`.
 
     how: as `step.way` says it. Slots are read where the layers have them, and what comes of them is
     written to tensors of its own.
@@ -46,7 +47,7 @@ class Going:
         return *before, *room(slots), *(room(left) if closes else (0, 0)), left if closes else 0
 
     def done(self, index: int, layer, scaling: float) -> None:
-        """The step has been made: the layer learns of it."""
+        """The step has been made: update the layer."""
         left = None
         if self.how:
             *_, left, sums, closed, closed_sums, count = self.layers[index]

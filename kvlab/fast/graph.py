@@ -144,7 +144,7 @@ def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Move:
 
 
 class Graph:
-    """The decode step of one cache, captured. Unsuited, a line, where it cannot be."""
+    """The decode step of one cache, captured. Unsuited, with one line, if it cannot be."""
 
     def __init__(self, model, cache):
         layers = cache.attending
@@ -170,7 +170,7 @@ class Graph:
 
     @torch.no_grad()
     def capture(self) -> None:
-        """Try and capture the next step, unless one like it is there. Unsuited where it cannot be."""
+        """Try and capture the next step, unless one like it exists. Unsuited if it cannot be."""
         if self.moves[0].due in self.replays:
             return
         self.position.fill_(self.cache().get_seq_length())
@@ -205,7 +205,7 @@ class Graph:
             move.told = None
 
     def _tell(self) -> None:
-        """The device learns which slots are in use, where it does not know."""
+        """Tell the device which slots are in use, if it does not know."""
         now = [move.store.filled for move in self.moves]
         if now != self.told:
             self.slots.copy_(torch.tensor(now, dtype=torch.int32))
@@ -215,14 +215,14 @@ class Graph:
             move.tell()
 
     def ready(self) -> bool:
-        """Whether it is of the cache as it is now."""
+        """Whether it fits the present cache."""
         if len(self.cache().lengths) != len(self.ids) or not all(move.ready() for move in self.moves):
             return False
         return len({move.due for move in self.moves}) == 1
 
     def full(self) -> int:
-        """As how many steps without a graph count: enough for another one where all that is missing is room,
-        but for one step in which windows move on."""
+        """The number of eager steps to count: enough for another graph if only room is missing, except for
+        one step in which windows move on."""
         same = len(self.cache().lengths) == len(self.ids) and all(move.still() for move in self.moves)
         return (FIRST - any(move.layer.local is not None for move in self.moves)) if same else 0
 
@@ -278,7 +278,7 @@ def captured(run, device: torch.device):
 
 
 class _Cache(Cache):
-    """What the model is given in place of the cache while its step is tried and captured."""
+    """Replaces the cache while the model's step is tried and captured."""
 
     def __init__(self, moves, seen: int):
         super().__init__(layers=[_Layer(move, seen) for move in moves])
@@ -289,7 +289,7 @@ class _Cache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """A layer of it: hands itself to kvlab's attention function, as `Layer` does."""
+    """A layer of it: passes itself to kvlab's attention function, as `Layer` does."""
 
     is_sliding = is_compileable = False
 

@@ -1,6 +1,6 @@
 """Known: the facts about keeps, stores and formats that compiled code needs, by their class.
 
-A class that is made from one of these may do otherwise, so it is not known: it goes by the plain code.
+A subclass of one of these may behave differently, so it is not known and uses the plain code.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def target(store) -> tuple | None:
 
 
 def vacant(store) -> int:
-    """Tokens that a kernel may write there: of KIVI, before the next block is written."""
+    """The number of tokens that a kernel may write there: for KIVI, before the next block is written."""
     room = target(store)[0].shape[2]
     return (min(room, store.recent + store.group - 1) if type(store) is KiviState else room) - store.filled
 
@@ -100,8 +100,8 @@ def one_goes(layer, coming: int = 0) -> bool:
 
 
 def may_go(layer) -> tuple[int, list[int]]:
-    """The first and, of each row, the last position of a token that a step may let go once it has come, by a
-    keep that `GOES_BY` names; `layer.lengths` are those before."""
+    """The first and, for each row, the last position of a token that a step may drop, by a keep in `GOES_BY`;
+    `layer.lengths` are those before the step."""
     keep = layer.keep.policy
     if type(keep) is H2O:
         pairs = zip(layer.lengths, layer.keep.limits, strict=True)

@@ -1,4 +1,4 @@
-"""Moves: a layer's decode step in buffers that stay where they are, decided on the device alone.
+"""Moves: a layer's decode step in fixed buffers, decided on the device alone.
 
 A step writes one token of every row into a slot whose number is on the device, attends, and drops one token
 of every head if the keep says so. Nothing here reads a number from the host, so a CUDA graph of it can be
@@ -28,7 +28,7 @@ SPARE = 2  # slots that the two steps before a capture need besides the first
 
 class Move:
     """A layer's step. flag: bool [1] on the device, becomes true where a number cannot be stored; due:
-    whether the next step is of the other kind that there is (`Blocks`)."""
+    whether the next step is of the other kind (`Blocks`)."""
 
     due = False
     told = None
@@ -43,7 +43,7 @@ class Move:
         return layer.store is self.store and not looked_at
 
     def tell(self) -> None:
-        """The device learns what it does not know."""
+        """Copy to the device the counts that it lacks."""
 
     def count_one(self, stays: bool = True) -> None:
         """The host counts one more token of every row; stays: no other one went."""
@@ -92,8 +92,8 @@ class Buffered(Move):
 
 
 class Appends(Buffered):
-    """A step adds a token, in the slot behind the others, and nothing goes; what leaves a window goes with
-    the next eager step, and is not seen until then.
+    """A step adds a token, in the slot after the others, and drops none; tokens that leave a window are
+    dropped with the next eager step, and are hidden until then.
 
     positions `[batch, 1 or kv_heads, capacity]`: those of all slots to come as well, and allowed, in which
     ones a token is; None where slot j holds token j.
@@ -161,7 +161,7 @@ class Appends(Buffered):
         return near if self.allowed is None else near & self.allowed
 
     def ready(self) -> bool:
-        """Whether the next step can go this way."""
+        """Whether the next step can be done this way."""
         held_back = self.layer.in_prompt if self.local is not None else not self.layer.settled
         return self.still() and not held_back and self.store.filled < self.capacity
 
@@ -174,16 +174,16 @@ class Appends(Buffered):
             table.moved = self.positions[..., : table.count]
 
     def state(self) -> list[Tensor]:
-        """What two steps have changed besides the slots behind those in use."""
+        """The tensors that two steps have changed, except the slots after those in use."""
         return [] if self.beyond is None else [self.beyond]
 
 
 class Replaces(Buffered):
-    """A step writes its token into the slot that the last one left empty, and one of every head goes.
+    """A step writes its token into the slot that the last one left empty, and drops one of every head.
 
     positions `[batch, kv_heads, slots]`, -1 where there is nothing; hole `[batch, kv_heads, 1]`: the slot
-    that was left; newest `[batch]`: the position of the next token; sums: what tokens have received, where
-    the keep goes by that. Slots are in any order: `leave` puts them in that of their positions.
+    that was left; newest `[batch]`: the position of the next token; sums: the attention that tokens have
+    received, if the keep uses it. Slots are in any order: `leave` puts them in that of their positions.
     """
 
     def __init__(self, layer, flag: Tensor):
@@ -235,7 +235,7 @@ class Replaces(Buffered):
             now.copy_(then)
 
     def enter(self) -> None:
-        """Take over what the layer holds, in order."""
+        """Take over the layer's tokens, in order."""
         layer, table, last = self.layer, self.layer.table, self.slots - 1
         self.positions[..., :last] = table.positions
         self.positions[..., last] = -1
@@ -290,7 +290,7 @@ class Replaces(Buffered):
         return out
 
     def _let_go(self, received: Tensor | None, newest: Tensor) -> None:
-        """The token with the lowest score goes, the newest of those if it is a tie (`Keep._best`)."""
+        """Drop the token with the lowest score, in a tie the newest (`Keep._best`)."""
         if self.how == SUM:
             score = self.sums.add_(received)
         elif self.how == NEWEST:
@@ -331,7 +331,7 @@ class Replaces(Buffered):
 
 
 class Flag(Late):
-    """All that is asked meanwhile becomes one answer on the device: told, bool [1]."""
+    """Collects all checks made meanwhile into one result on the device: told, bool [1]."""
 
     def __init__(self, told: Tensor):
         super().__init__()

@@ -2,8 +2,8 @@
 
 A step on one token reads every weight once, so it waits for memory. A processor reads ahead within a page;
 with pages of 4 KiB, each found through tables of its own, a matrix of 688 × 256 was read at 12 GB/s, in one
-block of 2 MiB pages at 19 (one thread of a shared Intel Xeon). Linux gives such pages to whoever asks for
-them; elsewhere weights stay where they are.
+block of 2 MiB pages at 19 (one thread of a shared Intel Xeon). Linux gives such pages on request; elsewhere
+weights stay where they are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LINE = 64  # bytes: every weight begins a line of the processor's caches
 
 @torch.no_grad()
 def gather(parameters: Iterable[nn.Parameter]) -> bool:
-    """Move the numbers of these parameters into one block, in this order; each parameter's data is a view of
-    it from then on, and what they lay in before is given back. False, and nothing has changed, where there
-    are no such pages, too few numbers to fill one, or memory that is shared with other processes."""
+    """Move the numbers of these parameters into one block, in this order; each parameter's data is then a
+    view of it, and the old memory is freed. False, with nothing changed, without such pages, for too few
+    numbers to fill one, or for memory shared with other processes."""
     found = list({id(one): one for one in parameters}.values())
     starts, end = [], 0
     for one in found:
@@ -39,7 +39,7 @@ def gather(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 def _block(size: int) -> mmap.mmap | None:
-    """Memory of this process, in large pages where the system has them; None where it knows none."""
+    """Memory of this process, in large pages if the system has them; None if it knows none."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     block = mmap.mmap(-1, -(-size // LARGE) * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

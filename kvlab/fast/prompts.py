@@ -1,4 +1,4 @@
-"""Prompts: linear layers on many rows by oneDNN, where the library that torch takes idles half of a core.
+"""Prompts: linear layers on many rows by oneDNN, where torch's library leaves half of a core idle.
 
 torch's products of fp32 matrices on an x86 processor are MKL's, and MKL uses registers of 512 bits on Intel's
 alone. oneDNN, which torch carries too, uses them on AMD's as well: 128 rows with a weight of 1,536 × 576 came
@@ -25,8 +25,8 @@ BLOCK = 512  # rows at a time: what a block reads and writes stays in the proces
 
 
 class PromptLinear(nn.Linear):
-    """`nn.Linear`, the same parameters, faster on many rows. Tools that look for a module whose class is
-    `nn.Linear` itself (torch's quantization) pass it by: give them the eager model."""
+    """`nn.Linear`, the same parameters, faster on many rows. Tools that look for the class `nn.Linear` itself
+    (torch's quantization) overlook it: give them the eager model."""
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias)
@@ -51,7 +51,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def by_blocks(model, does: bool = True) -> None:
-    """Let the model's linear layers use it, where it is faster on this machine, or no longer."""
+    """Let the model's linear layers use it, if it is faster on this machine, or stop using it."""
     kind, other = (nn.Linear, PromptLinear) if does else (PromptLinear, nn.Linear)
     for module in model.modules() if faster() else ():
         if type(module) is kind:

@@ -1,4 +1,4 @@
-"""Recorder: what a step asks of torch, by which one can tell whether to replay it is to make the next."""
+"""Recorder: a step's calls of torch, which show whether replaying it equals the next step."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COPIES = ("aten::_to_copy", "aten::copy_")
 
 
 class Recorder(TorchDispatchMode):
-    """While it lasts, every operator is noted: its name, its numbers, and of every tensor the form and where
-    it is, an address or the operator that made it. What is made stays alive, so that no address is used
-    twice. Unsuited for an operator after which the host knows a number of the device's.
+    """Records every operator inside this block: its name, its numbers, and for every tensor the form and its
+    source, an address or the operator that made it. Results stay alive, so that no address is used twice.
+    Unsuited for an operator that brings a number from the device to the host.
     """
 
     def __init__(self):
@@ -58,7 +58,7 @@ class Recorder(TorchDispatchMode):
 
 
 def check_repeats(step, undo) -> None:
-    """Unsuited where two steps in a row are not the same operators on the same numbers and addresses: a graph
+    """Unsuited if two consecutive steps are not the same operators on the same numbers and addresses: a graph
     of the first would not be the second. undo: called after them, since they have written."""
     both = []
     try:

@@ -1,4 +1,4 @@
-"""Stamp: what a model is made of at one moment, so that every step can tell whether it still is."""
+"""Stamp: a model's parts at one moment, so that every step can tell whether they have changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HOOKED = ("_forward_pre_hooks", "_forward_hooks")
 class Stamp:
     """A model's modules, weights, hooks and numbers as they are now.
 
-    Everything is read once, into flat lists of the dictionaries in which torch keeps it, so that a comparison
-    is a few passes over them. What is held keeps no model alive.
+    Everything is read once, into flat lists of torch's own dictionaries, so a comparison is a few passes over
+    them. It keeps no model alive.
     """
 
     def __init__(self, model):
@@ -55,7 +55,7 @@ class Stamp:
             return False
 
     def same_weights(self) -> bool:
-        """Whether every parameter is the one it was, in the place and of the form that it had."""
+        """Whether every parameter is the same object, at the same address and of the same form."""
         return (
             self.weights.same()
             and _places(self.parameters) == self.places
@@ -71,7 +71,7 @@ class Stamp:
         return same and self.attributes.equal()
 
     def same(self, model) -> bool:
-        """Whether nothing has changed but numbers within parameters."""
+        """Whether nothing has changed except numbers within parameters."""
         return self.hooks.same() and self.same_weights() and self.same_parts(model)
 
 

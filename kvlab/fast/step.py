@@ -12,12 +12,12 @@ from ..policy import View
 from .fused import Fused
 from .known import GOES_BY, SUM, one_goes, vacant
 
-PER_EMPTY = 64  # of so many slots one may stay empty where tokens go one by one
+PER_EMPTY = 64  # one of this many slots may stay empty if tokens go one by one
 _made = weakref.WeakKeyDictionary()  # a layer's store -> its `Fused`, as long as its buffers are these
 
 
 def made(layer) -> Fused | None:
-    """How the next step of a layer goes in one call, if the last one has; None where there is no room."""
+    """The `Fused` for the next step of a layer, if the last one had it; None without room."""
     found = _made.get(layer.store)
     return found if found is not None and found.has_room(layer.store) else None
 
@@ -68,8 +68,8 @@ def _ready(layer, given) -> Fused | None:
 
 
 def _decide(layer, received: Tensor | None) -> None:
-    """What the keep does after a step. Where one token of every head goes its slot becomes empty, and slots
-    close up only now and then."""
+    """The keep's part after a step. If one token of every head goes, its slot becomes empty, and slots close
+    up only now and then."""
     if layer.slots < PER_EMPTY or not one_goes(layer):
         layer.end_pass(received)
         return
@@ -89,7 +89,7 @@ def _decide(layer, received: Tensor | None) -> None:
 
 
 def there(table, new: int) -> Tensor | None:
-    """In which slots a token is, bool `[batch, 1 or kv_heads, slots + new]`, `new` more tokens in every row
+    """Which slots hold a token, bool `[batch, 1 or kv_heads, slots + new]`, `new` more tokens in every row
     included; None: in all."""
     if table.moved is None or min(table.rows_held) == table.count:
         return None

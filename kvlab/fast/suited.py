@@ -39,7 +39,7 @@ def check(model, stamp: Stamp) -> None:
 
 
 def check_windows(model) -> None:
-    """Unsuited where a layer holds something else than K and V, or sees by a rule but a sliding window."""
+    """Unsuited if a layer holds anything but K and V, or sees by any rule except a sliding window."""
     cache = KVCache(model)
     if not cache.fillable:
         raise Unsuited("its layers hold something else than K and V")

@@ -1,5 +1,5 @@
-"""Whole: a step through all layers in one call, where no layer of the cache does more than add a token and
-let one of every head go."""
+"""Whole: a step through all layers in one call, if every cache layer only adds a token and drops one of every
+head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .team import together
 
 
 class Whole:
-    """A body's weights as the code of `layers.py` is told of them, and the caches that it has served.
+    """A body's weights as arguments of `layers.py`, and the caches that it has served.
 
     into, out_of: every layer's arrays, as `block.into` and `block.out_of` take them; last: the last norm and
     the head, as `block.logits` does.
@@ -52,8 +52,7 @@ class Whole:
 
     def step(self, cache, x, cos, sin, room, said) -> bool:
         """The input of the layers, x `[rows, hidden]`, is spoilt; said `[rows, vocabulary]` become the
-        logits. False where another way must be taken, since a layer does more, or a format refuses the
-        token."""
+        logits. False if another way must be taken, since a layer does more, or a format refuses the token."""
         ways = {way(layer) for layer in cache.layers} if self.alike else {None}
         if len(ways) > 1 or None in ways:
             return False
@@ -83,7 +82,7 @@ class Whole:
         return True
 
     def _told(self, cache) -> Told:
-        """What the code is told of this cache: the same as long as its buffers are the same."""
+        """The arguments for this cache: the same while its buffers are."""
         told = self.caches.get(cache)
         if told is None or not told.still(cache.layers):
             told = self.caches[cache] = Told(self, cache.layers)
@@ -91,8 +90,8 @@ class Whole:
 
 
 class Told:
-    """What the code is told of a cache. code: None where its layers differ, or other kernels attend than
-    those of `cpu.py`. It keeps no buffer alive."""
+    """The arguments for a cache. code: None if its layers differ, or use kernels other than those of
+    `cpu.py`. It keeps no buffer alive."""
 
     def __init__(self, whole: Whole, held):
         fused = list(map(made, held))
