@@ -9,7 +9,7 @@ does not count. What is measured:
     wide       several tokens in one pass against as many single ones, as a draft's guesses are tried
     numbers    K and V held in 32, 16 and 8 bits and multiplied as integers: time, bytes, error
     memory     growth of the process against the formula
-    drift      error of int8 buffers over the steps, with scales that are fixed and scales taken anew
+    drift      error of int8 buffers over the steps, with scales fixed or computed again
     requests   bytes reserved and used by 64 requests of mixed lengths, and by 16 continuations of a prompt
 """
 

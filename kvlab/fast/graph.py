@@ -2,7 +2,7 @@
 
 Launching a step's kernels from Python takes several times as long as running them. `move_of` says how each
 layer's step goes in buffers that stay where they are; around it are the model's own modules. What a step is
-given (token, position, slots) lies on the device, and the host counts beside it what it counts.
+given (token, position, slots) is on the device, and the host keeps its own counts.
 """
 
 from __future__ import annotations
