@@ -19,7 +19,7 @@ OTHERS = {  # parameters that no class of the method explains under their name
     "scale": 'dtype of the scales, "fp16" or "fp32".',
     "k": "the format of keys.",
     "v": "the format of values.",
-    "pool": "what the host has room for: a fraction of the prompt's tokens, or a count.",
+    "pool": "the room on the host: a fraction of the prompt's tokens, or a count.",
     "victim": "which token leaves the host when that is full (docs/offloading.md).",
 }
 

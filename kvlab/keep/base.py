@@ -34,7 +34,7 @@ class Keep(Policy):
     reaches stay (ChunkKV, Liu et al. 2025, arXiv 2502.00299, where a chunk scores its sum over all heads and
     the budget counts whole chunks).
     every: compress while decoding too, each time this many tokens have come on top of the budget. None: the
-    method's own habit, after every pass or (`once`) after the prompt alone. A method that observes attention
+    method's default, after every pass or (`once`) after the prompt alone. A method that observes attention
     then sees only the step's.
     renumber: attend as if the tokens held were consecutive and ended with the newest (Xiao et al. 2023,
     section 3.2): keys are rotated to these positions when they are read, so models without RoPE are refused.
