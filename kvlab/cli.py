@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, exit code 2."""
 
     def error(self, message: str):
-        print(f"kvlab: error: {message} (see kvlab --help)", file=sys.stderr)
+        print(f"kvlab: error: {errors.shown(message)} (see kvlab --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -287,7 +287,7 @@ def said(error: Exception) -> str:
     if line := extras.missing(error):
         return line
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'standard output'}: {error.strerror}"
+        return errors.shown(f"{error.filename or 'standard output'}: {error.strerror}")
     return errors.first_line(error)
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
+
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal obeys
+
+
+def shown(text: str) -> str:
+    """A text from elsewhere, what steers a terminal written out."""
+    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: Exception) -> str:
     """The first line of its message; its kind if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def kind_and_line(error: Exception) -> str:

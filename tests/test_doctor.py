@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import sys
 import types
@@ -12,6 +14,7 @@ import pytest
 
 from course.kit import ready
 from kvlab import cli, doctor, extras
+from kvlab.errors import STEERING
 
 LINE = re.compile(r"^\[(ok|!!)\] \S.*$")
 TROUBLE_SAYS_WHAT_TO_DO = re.compile(r"run `|install it|set OMP|close |clone again|choose another")
@@ -261,3 +264,21 @@ def test_bad_arguments_are_one_line_and_code_two(arguments, capsys):
     err = capsys.readouterr().err
     assert err.startswith("kvlab: error: ")
     assert err.count("\n") == 1
+
+
+ASK = (
+    ["doctor", "--model"], ["doctor", "--method"], ["methods"], ["fetch"], ["gate", "--text"], [],
+    ["bill", "--device", "H100", "--model"], ["ask", "--question", "Who?", "--context"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_name_steers_a_terminal(seed, capsys):
+    """Escapes, carriage returns and marks of direction are written out, wherever a line names what it got."""
+    dice = random.Random(seed)
+    for words in ASK:
+        odd = dice.choice(["\x1b[2J", "a\rb", "\x9b31m", "\u202eb", "x\x07", "\x7f", "\u2066"])
+        with contextlib.suppress(SystemExit):
+            assert cli.main([*words, f"no{odd}where"]) in (1, 2)
+        said = "".join(capsys.readouterr())
+        assert said and not STEERING.search(said.replace("\n", "")), (words, odd)

@@ -113,7 +113,7 @@ def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, mo
 
 FIXED = [
     Int(8, axis="channel"), Int(4, axis="tensor", symmetric=False), Planes(5, axis="tensor"),
-    Float8(axis="channel"), Smoothed(Int(8, axis="channel")),
+    Float8(axis="channel"), Smoothed(Int(8, axis="channel")), NonUniform(3, "channel", 0),
 ]  # fmt: skip
 
 

@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 
+from kvlab.errors import STEERING
 from kvlab.parameters import shown
 
-from .errors import STEERING
 from .files import as_json
 
 FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import traceback
 
+from kvlab.errors import shown
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a share of one, the length that a file may have
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal obeys
 
 
 class Problem(ValueError):
@@ -25,11 +25,6 @@ class Failed(RuntimeError):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: the run ends as it does after Ctrl-C."""
-
-
-def shown(text: str) -> str:
-    """A text from elsewhere, what steers a terminal written out."""
-    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(error: BaseException | str) -> str:

@@ -62,6 +62,13 @@ class NonUniform(Exact):
         """Outliers of a vector."""
         return math.ceil(self.outliers * head_dim)
 
+    def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
+        if self.axis != "channel":
+            return None
+        y = _normal(x, *fixed[:2])
+        at, out = self._outliers(y), y.abs() > 1
+        return out if at is None else out.scatter(3, at, False)
+
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         if self.axis == "channel":
             ends = shared = fixed[:2] or self._channels(x, real)
