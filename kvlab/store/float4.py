@@ -27,8 +27,8 @@ class Float4(Exact):
     mxfp4: 32 channels share a power of two, 2^(floor(log2 largest) - 2), in 8 bits; 4.25 bits per value (OCP
     Microscaling Formats 1.0, 2023; Rouhani et al. 2023, arXiv 2310.10537). nvfp4: 16 channels share
     largest / 6, rounded to e4m3; 4.5 bits (NVIDIA 2025). NVFP4's additional fp32 scale per tensor is left
-    out: like fp8 without a scale, values above 2,688 are refused, and a scale below 2^-9 is 0. The grid has
-    nothing between 4 and 6; "4over6" uses largest / 4 instead of largest / 6 if the block's error is then
+    out: like fp8 without a scale, values above 2,688 are refused, and a scale up to 2^-10 becomes 0. The grid
+    has nothing between 4 and 6; "4over6" uses largest / 4 instead of largest / 6 if the block's error is then
     smaller (Cook et al. 2025, arXiv 2512.02010). A last block may be short.
 
     format: "nvfp4" or "mxfp4". largest: 6, or "4over6" (nvfp4 alone: steps of a power of two cannot choose).
