@@ -215,17 +215,24 @@ _kernel_flops = 0  # of all calls of our kernels so far
 def count_flops(call) -> int:
     """FLOPs that `call()` executes, by torch's counter, attention over the full s x s included.
 
-    Matrix products and attention count, as two per multiply-add; norms, activations and softmax do not. FLOPs
-    of our own kernels, which torch's counter does not know, are added (see `count_kernel`).
+    Products of two matrices or of a matrix with a vector count, and attention, as two per multiply-add; norms,
+    activations and softmax do not. FLOPs of our own kernels, which torch's counter does not know, are added
+    (see `count_kernel`).
     """
+    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    before = _kernel_flops
+    before, vectors = _kernel_flops, {torch.ops.aten.mv: _vector_flops}  # torch counts none
     # The fused attention of the CPU is unknown to the counter; in its plain form it is two products.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=vectors) as counter:
         call()
     return counter.get_total_flops() + _kernel_flops - before
+
+
+def _vector_flops(matrix, vector, *, out_shape=None, **_) -> int:
+    """FLOPs of a product of a matrix of this shape with a vector."""
+    return 2 * matrix[0] * matrix[1]
 
 
 def count_kernel(flops: int) -> None:
