@@ -194,6 +194,7 @@ def test_memory_tiers():
     assert prints(bus_bandwidth(192, 21e9) / 1e9, "504") and rtx["GDDR6X"].bandwidth == 504e9
     assert prints(7680 * 2 * 2.61e9 / 1e12, "40")  # its fp32 TFLOP/s
     assert 7680 // 128 * 4 == 240 and 5888 // 128 * 4 == 184  # the second are an RTX 4070's
+    assert prints(240 * 128 * 2 * 2.61e9 / 1e12, "160")  # fp16 TFLOP/s of these: 128 FMA each
 
 
 def test_what_training_keeps():
