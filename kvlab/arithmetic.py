@@ -215,9 +215,9 @@ _kernel_flops = 0  # of all calls of our kernels so far
 def count_flops(call) -> int:
     """FLOPs that `call()` executes, by torch's counter, attention over the full s x s included.
 
-    Products of two matrices or of a matrix with a vector count, and attention, as two per multiply-add; norms,
-    activations and softmax do not. FLOPs of our own kernels, which torch's counter does not know, are added
-    (see `count_kernel`).
+    Products of two matrices or of a matrix with a vector count, and attention, as two per multiply-add;
+    norms, activations and softmax do not. FLOPs of our own kernels, which torch's counter does not know, are
+    added (see `count_kernel`).
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
