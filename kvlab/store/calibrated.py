@@ -18,21 +18,21 @@ from .int import Int, round_up
 
 @dataclass(frozen=True, eq=False)
 class Given(Int):
-    """Symmetric integers with scales that are independent of the prompt. largest: the value of the largest
+    """Symmetric integers with scales that are independent of the prompt. most: the value of the largest
     code, `[kv_heads, 1 or head_dim]`; larger values are clipped and counted."""
 
     axis: str = "channel"
-    largest: Tensor | None = None
+    most: Tensor | None = None
 
     def given(self, rows: int) -> Parts:
-        step = round_up(self.largest / self.qmax, self.scales.dtype)
+        step = round_up(self.most / self.qmax, self.scales.dtype)
         return (step[:, None].repeat(rows, 1, 1, 1),)
 
     def fit(self, x: Tensor, real: Tensor | None = None) -> Parts:
         return self.given(len(x))
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
-        return self.bits + 16 * self.largest.shape[1] / (shape[1] * shape[2])
+        return self.bits + 16 * self.most.shape[1] / (shape[1] * shape[2])
 
 
 class Calibrated(Growing):
@@ -58,4 +58,4 @@ class Calibrated(Growing):
         mine = slice(layer.rank * layer.kv_heads, (layer.rank + 1) * layer.kv_heads)
         arrays, device = self.profile.arrays, layer.model.device
         given = (torch.from_numpy(arrays[name][layer.order, mine]).to(device) for name in sizes)
-        return Growing(*(Given(self.format.bits, largest=one) for one in given)).start(layer)
+        return Growing(*(Given(self.format.bits, most=one) for one in given)).start(layer)
