@@ -177,12 +177,16 @@ def _check(context, questions, protocol, chat, max_new_tokens, streamer, batch_s
     check_kind("questions", questions, str | list | tuple, "a text or a list of texts")
     if not questions:
         raise ValueError(f"questions={shown(questions)}: expected one at least")
-    for question in [questions] if isinstance(questions, str) else questions:
+    asked = [questions] if isinstance(questions, str) else questions
+    for question in asked:
         check_kind("a question", question, str, "a text")
         if not question.strip():
             raise ValueError(f"questions={shown(questions)}: one of them is empty")
     if not context.strip():
         raise ValueError(f"context={shown(context)}: it is empty")
+    for text in (context, *asked):
+        if text != text.encode(errors="ignore").decode():  # no tokenizer takes half a character
+            raise ValueError(f"{shown(text)}: expected text in UTF-8")
     check_one_of("protocol", protocol, PROTOCOLS)
     check_bool("chat", chat)
     check_whole("max_new_tokens", max_new_tokens, 1)

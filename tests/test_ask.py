@@ -175,6 +175,8 @@ def test_a_name_in_the_models_place():
         ({"questions": []}, r"^questions=\[\]: expected one"),
         ({"questions": ["a", " "]}, r"one of them is empty$"),
         ({"questions": 5}, r"^questions is a int"),
+        ({"questions": ["a", "b\ud800"]}, r"^'b\\ud800': expected text in UTF-8$"),
+        ({"context": "caf\udce9"}, r"^'caf\\udce9': expected text in UTF-8$"),  # as a command line gives it
         ({"context": "Otis " * 200}, r"are more than the model's context of 128$"),
         ({"max_new_tokens": 128}, r"are more than the model's context of 128$"),
         ({"method": "h3o"}, r"did you mean h2o"),
