@@ -40,6 +40,8 @@ def merge(layer, slots: Tensor) -> None:
     kept = torch.zeros(*slots.shape[:2], layer.slots + 1, dtype=torch.bool, device=slots.device)
     going &= ~kept.scatter_(2, index, True)[..., : layer.slots]
     order = going.int().argsort(dim=-1, descending=True, stable=True)[..., : int(going.sum(-1).max())]
+    if not order.shape[2]:
+        return
     there = going.gather(-1, order)
     wide = torch.promote_types(keys.dtype, torch.float32)
     likeness, nearest = _nearest(keys.to(wide), order, slots)

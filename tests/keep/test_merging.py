@@ -24,3 +24,17 @@ def test_a_static_buffer():
         for more in ({}, {"store": Static(60)})
     )
     assert torch.allclose(one.logprobs, other.logprobs, atol=1e-6)
+
+
+def test_a_choice_that_lets_nothing_go_merges_nothing():
+    class All(H2O):
+        def choose(self, layer):
+            layer.state.limits = layer.state.longest = list(layer.rows_held)
+            return torch.arange(layer.slots).expand(layer.slot_positions.shape).clone()
+
+    model = tiny("llama")
+    found = [
+        kvlab.decode(model, prompt(20, rows=2), kvlab.KVCache(model, keep=keep), 5).logprobs
+        for keep in (None, All(0.4, merge=True))
+    ]
+    assert torch.allclose(*found, atol=1e-6)
