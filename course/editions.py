@@ -16,6 +16,7 @@ none.
 from __future__ import annotations
 
 import copy
+import math
 import re
 import shutil
 from pathlib import Path
@@ -138,28 +139,11 @@ def title(notebook) -> str:
 
 
 def agenda(notebook) -> str:
-    """The sections of one chapter with a clock that starts at 0:00; exercises take their own minutes."""
-    teach, exercises = minutes(notebook)
-    parts = []  # [heading, weight, is it an exercise]
-    for cell in notebook.cells:
-        for line in cell.source.splitlines() if cell.cell_type == "markdown" else []:
-            if line.startswith("## "):
-                stated = re.search(r"\((\d+) minutes", line)
-                exercise = line.startswith("## Exercise")
-                parts.append([line[3:].strip(), int(stated[1]) if exercise and stated else 0, exercise])
-        if parts and not parts[-1][2]:
-            parts[-1][1] += len(cell.source)  # what is taught takes time by its length
-    totals = {kind: sum(weight for _, weight, one in parts if one is kind) or 1 for kind in (True, False)}
-    rows, clock = ["| from | minutes | part |", "|--:|--:|---|"], 0.0
-    for heading, weight, exercise in parts:
-        end = clock + (exercises if exercise else teach) * weight / totals[exercise]
-        rows.append(f"| {_clock(clock)} | {round(end) - round(clock)} | {heading.partition(' (')[0]} |")
-        clock = end
-    return "\n".join(rows)
+    """The sections of one chapter with their minutes in a room, as the agendas count them."""
+    from .instructor.agenda import sections  # which counts in the learner edition
 
-
-def _clock(value: float) -> str:
-    return f"{round(value) // 60}:{round(value) % 60:02}"
+    rows = [f"| {one.heading.partition(' (')[0]} | {math.ceil(one.minutes)} |" for one in sections(notebook)]
+    return "\n".join(["| part | minutes |", "|---|--:|", *rows])
 
 
 def lay_out(paths: list[Path], folder: Path) -> list[str]:

@@ -217,9 +217,8 @@ minutes it saves; never leave out *Predict* or *When it does not help*.
 
 **The clock.** {WORDS} words and {LINES} lines of code in a minute, half a minute to run a cell, one for each
 figure, two for the hands at *Predict*, a fifth more for questions. An exercise takes the minutes it states,
-and {REVIEW:.0f} to compare answers. The clock in an instructor's notebook gives other minutes for the same
-sections: there the whole chapter is taught, and the minutes of its *At a glance* are spread over all sections
-by their length. In a room, go by this page.
+and {REVIEW:.0f} to compare answers. An instructor's notebook begins with these minutes of all its sections,
+rounded up.
 """
 
 

@@ -1,4 +1,7 @@
-"""What real models wrote under each method, in words: measured once, stored, shown (course/words.py)."""
+"""What real models wrote under each method, in words: measured once, stored, shown (course/words.py).
+
+Where SmolLM2 is on this machine, `asked` asks it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import json
 from functools import cache
 from pathlib import Path
 
+from kvlab.ask import ask
+from kvlab.models import load
+
 from . import lease
 
 STORED = Path(__file__).with_name("words.json")
+NEAR = 13, 21  # the clauses that a machine without a GPU reads while one waits
 CITY = lease.CITIES[1]  # of the lease that was asked about: Oslo, since a model that knows nothing says Paris
 
 
@@ -16,6 +23,23 @@ CITY = lease.CITIES[1]  # of the lease that was asked about: Oslo, since a model
 def stored() -> dict:
     """{study: model, digest, asked, columns, rows, made}."""
     return json.loads(STORED.read_text(encoding="utf-8"))
+
+
+def asked(*methods: str) -> None:
+    """Print what SmolLM2 says about clause 17 under each method, the question not known when it compresses:
+    asked here and now about some clauses of the lease where the model was fetched, else as `said`."""
+    try:
+        model, tokenizer = load("smollm2")
+    except ValueError:
+        said(*methods, known=False)
+        print("(`kvlab fetch smollm2` puts the model on your machine; then this cell asks it)")
+        return
+    print(lease.ASKED.strip().replace("\n", " ") + " ...")
+    text = lease.written(lease.LETTER.format(CITY), *NEAR)
+    for method in methods:
+        answer = ask(model, tokenizer, text, lease.ASKED, method, max_new_tokens=8)
+        print(f"  {method:24} {answer.text.strip().splitlines()[0]!r}")
+    print("(SmolLM2-135M-Instruct, asked here and now about clauses {} to {})".format(*NEAR))
 
 
 def said(*methods: str, known: bool = True) -> None:

@@ -1,6 +1,6 @@
 """Checks for the exercises: `check.name(answer)` says correct, incorrect with the likely mistake, or not
 attempted; `check.hint("name")` gives three steps, one at a time; `check.solution("name")` shows the solution
-after a first attempt; `check.measured(yours, measured)` compares a number with what a cell has measured.
+after a first attempt; `check.measured(yours, measured)` compares a number with what a cell has found.
 `check.question("2.1", choice)` keeps a prediction, `check.reveal("2.1")` tells whether it came true, and
 `check.board()` counts. `exercise.py` holds what the checks share; the checks themselves are in `key.z`, which
 `key.py` makes and reads."""
@@ -9,7 +9,7 @@ import difflib
 import re
 
 from . import key, tally
-from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED
+from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED, NUMBERS
 
 _key = key.read()
 for _file, _text in _key["checks"].items():
@@ -103,18 +103,19 @@ def reveal(name: str) -> None:
     print(f"{said}: {choices[right]}. {reason[:1].upper()}{reason[1:]}")
 
 
-def measured(yours, value: float, tolerance: float = 0.01) -> None:
-    """Compare a number with what was measured: correct, how many times too large or small, or not
-    attempted."""
+def measured(yours, value: float | str, tolerance: float = 0.01) -> None:
+    """Compare a number with what a cell has measured or computed: correct, how many times too large or small,
+    or not attempted. value: that number, or the name of one that the key has."""
+    value = NUMBERS[value] if isinstance(value, str) else value
     if yours is ... or yours is None:
         print(NOT_ATTEMPTED)
     elif not isinstance(yours, int | float):
         print(f"a number is expected, not {type(yours).__name__}")
     elif abs(yours - value) <= tolerance * abs(value):
-        print(f"correct: you say {_number(yours)}, and {_number(value)} was measured")
+        print(f"correct: you say {_number(yours)}, and the right number is {_number(value)}")
     else:
-        times = f"{yours / value:.3g} times what was measured" if value else "and 0 was measured"
-        print(f"incorrect: your {_number(yours)} is {times}")
+        times = f"is {yours / value:.3g} times the right number" if value else "should be 0"
+        print(f"incorrect: your {_number(yours)} {times}")
 
 
 def _number(value: float) -> str:

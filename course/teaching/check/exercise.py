@@ -24,6 +24,7 @@ from .sentences import IN_PLACE, difference, kind, no_value, not_a_number, patte
 EMPTY = inspect.Parameter.empty  # a check that was called without an answer
 CORRECT, INCORRECT, NOT_ATTEMPTED = "correct", "incorrect", "not attempted"
 EXERCISES: dict[str, Exercise | Choice] = {}  # every exercise by its name, in the order of the course
+NUMBERS: dict[str, float] = {}  # what a cell asks for and does not compute
 ATTEMPTED: set[str] = set()  # what was answered since Python started
 TRIES = 50  # draws before cases are taken that hide a mistake
 

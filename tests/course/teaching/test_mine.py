@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import re
 
 import pytest
 import torch
 
 import kvlab
 from course.teaching import check, lesson, mine
+from course.teaching.check import exercise
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +204,9 @@ def test_every_prediction_has_one_answer():
 
 
 @pytest.mark.parametrize("yours, said", [
-    (..., "not attempted"), (8, "correct: you say 8, and 8 was measured"),
+    (..., "not attempted"), (8, "correct: you say 8, and the right number is 8"),
     ("8", "a number is expected, not str"),
-    (4, "incorrect: your 4 is 0.5 times what was measured"),
+    (4, "incorrect: your 4 is 0.5 times the right number"),
 ])  # fmt: skip
 def test_a_number_is_compared_with_a_measurement(capsys, yours, said):
     check.measured(yours, 8)
@@ -259,3 +261,16 @@ def test_a_lock_that_was_left_behind_is_passed(cell, monkeypatch):
     (mine.Path.cwd() / "my_cache.lock").touch()
     monkeypatch.setattr(mine.time, "sleep", lambda seconds: None)
     assert cell(RIGHT)["kept"](1, 2) == [False, True]
+
+
+def test_a_number_that_the_key_has_is_asked_for_by_name(capsys):
+    check.measured(98, "words_read")
+    check.measured(99, "words_read")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("incorrect: your 98") and said[1].startswith("correct: you say 99")
+
+
+def test_every_number_of_the_key_is_asked_for():
+    books = mine.Path(__file__).resolve().parents[3].glob("notebooks/*.ipynb")
+    named = re.findall(r'check\.measured\([^\n]*, \\"(\w+)\\"', "".join(path.read_text() for path in books))
+    assert sorted(named) == sorted(exercise.NUMBERS)

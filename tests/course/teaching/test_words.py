@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from course import words as asked
@@ -53,3 +55,20 @@ def test_words_end_with_the_text(monkeypatch):
             return str(ids)
 
     assert asked._written(Stepper(), torch.eye(9)[[7]], Tokenizer(), 8) == "[7, 5]"
+
+
+def test_the_model_is_asked_where_it_was_fetched(monkeypatch, capsys):
+    def missing(name):
+        raise ValueError("smollm2 was not fetched")
+
+    monkeypatch.setattr(words, "load", missing)
+    words.asked("full", "sinks:budget=0.2")
+    said = capsys.readouterr().out
+    assert "'Oslo. What was planted stays, and'" in said and "then this cell asks it" in said
+    monkeypatch.setattr(words, "load", lambda name: ("model", "tokenizer"))
+    monkeypatch.setattr(
+        words, "ask", lambda *given, **new: SimpleNamespace(text=f" {given[4]} of Oslo.\nMore")
+    )
+    words.asked("full", "sinks:budget=0.2")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split("  ")[-1].strip() == "'full of Oslo.'" and lines[-1].endswith("clauses 13 to 21)")
