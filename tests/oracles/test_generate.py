@@ -28,7 +28,7 @@ def equal(mine, theirs, ids, mask) -> None:
     assert torch.allclose(found.log_softmax(-1), logits.log_softmax(-1), atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["phi", "qwen3", "opt", "gpt2"])
+@pytest.mark.parametrize("family", ["phi", "gpt2"])
 def test_tiny_models(family):
     """A left-padded batch of three rows, the longest of 30 tokens."""
     size = {"max_position_embeddings": 256}

@@ -1,7 +1,6 @@
 """The gates of DuoAttention are trained: the gated attention, the loss, and what a head that matters gets."""
 
 import copy
-import re
 import sys
 
 import pytest
@@ -92,24 +91,6 @@ def test_a_model_that_open_gates_change_is_refused():
     assert duo.train(model, rows[:1], 2, 3).shape == (4, 2)
     with pytest.raises(ValueError, match=r"^latents are cached: all heads share them"):
         duo.train(family("DeepSeek-V3"), rows, 2, 3)
-
-
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        ("--tokens 60", "--tokens 60: too few; these documents have 1.. or more"),
-        ("--steps 0", "--steps=0: expected a whole number of at least 1 documents"),
-        ("--recent 0", "--recent=0: expected a whole number of at least 1 tokens"),
-        ("--model nosuch", "no tokenizer could be loaded from 'nosuch'.*"),
-        ("--out nowhere/file", "nowhere/file: there is no such folder"),
-    ],
-)
-def test_bad_input_is_one_line(given, said, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", f"duo --model workshop --out {tmp_path}/file {given}".split())
-    with pytest.raises(SystemExit) as exit:
-        duo.main()
-    assert exit.value.code == 2
-    assert re.fullmatch(rf"python -m course\.recipes\.duo: error: {said}\n", capsys.readouterr().err)
 
 
 def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """The surrogate of KVzap is calibrated: ridge regression, the threshold, and the profile of both."""
 
-import re
 import sys
 
 import pytest
@@ -114,23 +113,3 @@ def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch,
     kvlab.Stepper(model, cache).feed(prompt(60))
     held = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
     assert 2 * 64 <= held < 60 * 64 and isinstance(cache.layers[0].keep.policy, KVzap)
-
-
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        ("--documents 1", "--documents=1: expected a whole number of at least 2 texts"),
-        ("--recent 0", "--recent=0: expected a whole number of at least 1 tokens"),
-        ("--share 1.5", "--share=1.5: expected a share between 0 and 1"),
-        ("--tokens 60", "share=0.2: the newest 16 tokens of a text are 27% of it"),
-        ("--model workshop-opt", r"OPTForCausalLM has no rotary embedding \(RoPE\)"),
-        ("--model nosuch", "no tokenizer could be loaded from 'nosuch'.*"),
-        ("--out nowhere/file", "nowhere/file: there is no such folder"),
-    ],
-)
-def test_bad_input_is_one_line(given, said, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", f"kvzap --model workshop --out {tmp_path}/file {given}".split())
-    with pytest.raises(SystemExit) as exit:
-        kvzap.main()
-    assert exit.value.code == 2
-    assert re.fullmatch(rf"python -m course\.recipes\.kvzap: error: {said}\n", capsys.readouterr().err)
