@@ -12,7 +12,7 @@ from . import faster
 from .attention import Recorded, observed
 from .held import Held
 from .merging import merge
-from .models import renumbered, rotations_of
+from .models import renumbered, rotation_of
 from .policy import View
 from .ranks import added
 from .reread import attend_again
@@ -146,7 +146,7 @@ class Layer(Held):
         else:
             keys, values = held.read(query.device)
             if renumber:
-                rotation = rotations_of(self.model)[self.order]
+                rotation = rotation_of(self)
                 keys = renumbered(rotation, keys, self.table.positions, self.fetched)
             out, received = given.attend_to(keys, values, allowed, self.counted(asked) if observes else None)
         self.place.finish(self)

@@ -67,6 +67,9 @@ def test_layers_taken_out_or_used_twice_are_refused_until_the_configuration_says
         stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
         with pytest.raises(ValueError, match=r"set config\.num_hidden_layers and each attention's layer_idx"):
             stepper.feed(prompt(20))
+    for spec in ("expected", "kvquant", "shadowkv", "sinks:budget=8,renumber=true"):  # which undo rotations
+        with pytest.raises(ValueError, match=r"set config\.num_hidden_layers and each attention's layer_idx"):
+            kvlab.Stepper(model, kvlab.make_cache(model, spec)).feed(prompt(20))
     if len(set(left)) < len(left):
         return
     model.config.num_hidden_layers = len(left)

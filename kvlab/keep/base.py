@@ -261,7 +261,7 @@ def by_chunk(score: Tensor, positions: Tensor, by_rule: Tensor, chunk: int) -> T
     index = (positions.clamp(min=0) // chunk).long()
     total = score.new_zeros(*score.shape[:2], int(index.amax()) + 1)
     count = total.scatter_add(2, index, own.to(score.dtype)).clamp(min=1)
-    mean = total.scatter_add(2, index, score.masked_fill(~own, 0.0)) / count
+    mean = (total.scatter_add(2, index, score.masked_fill(~own, 0.0)) / count).clamp(*FINITE)
     return torch.where(own, mean.gather(2, index), score)
 
 

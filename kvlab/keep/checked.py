@@ -78,7 +78,8 @@ def slots(keep, layer, given) -> Tensor | None:
 
 def _tensor(keep, what: str, layer, given, like: Tensor, expected: str, dtypes=None, axes=None) -> Tensor:
     """The value, if it is a tensor of real numbers with the same device and shape (in the first axes)."""
-    dense = isinstance(given, Tensor) and given.layout == torch.strided and not given.is_complex()
+    dense = isinstance(given, Tensor) and given.layout == torch.strided
+    dense = dense and not given.is_complex() and not given.is_quantized
     same = dense and given.device == like.device and given.dim() == like.dim()
     if not same or given.shape[:axes] != like.shape[:axes] or (dtypes and given.dtype not in dtypes):
         _refuse(keep, what, layer, f"expected {expected}, got {_said(given)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..models import rotations_of
+from ..models import rotation_of
 from ..named import named
 from ..parameters import FEW, check_whole
 from .base import Keep, first
@@ -54,7 +54,7 @@ class ExpectedAttention(Keep):
 
     def start(self, layer) -> KeepState:
         state = super().start(layer)
-        state.rotation = rotations_of(layer.model)[layer.order]
+        state.rotation = rotation_of(layer)
         return state
 
     def note(self, layer, query: Tensor) -> None:

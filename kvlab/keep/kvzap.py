@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calibrate.profile import read
 from ..gather import gather_slots, in_order
-from ..models import rotations_of
+from ..models import rotation_of
 from ..named import named
 from ..parameters import check_number, check_whole
 from ..ranks import all_heads, own_heads
@@ -93,7 +93,7 @@ class KVzap(Keep):
 
     def start(self, layer) -> KeepState:
         state = super().start(layer)
-        state.rotation = rotations_of(layer.model)[layer.order]
+        state.rotation = rotation_of(layer)
         if layer.order == 0:
             self.profile.check(layer.model, **self.shapes(layer.shape))
         for name, of_layers in self.profile.arrays.items():

@@ -133,6 +133,17 @@ def rotations_of(model) -> list[Rotation | None]:
     return _found[model]
 
 
+def rotation_of(layer) -> Rotation | None:
+    """How a layer of a cache rotates. ValueError as of `rotations_of`, and where layers were taken out."""
+    found = rotations_of(layer.model)
+    if layer.order >= len(found):
+        raise ValueError(
+            f"the model has {len(found)} layers that attend, its configuration more: set "
+            "config.num_hidden_layers and each attention's layer_idx before make_cache"
+        )
+    return found[layer.order]
+
+
 def _rotations(model) -> list[Rotation | None]:
     name = type(model).__name__
     if is_latent(model):

@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from ..attention import scores_of
 from ..gather import gather_slots
-from ..models.rope import Rotation, rotations_of
+from ..models.rope import Rotation, rotation_of
 from ..parameters import check_fraction_or_count, check_number, check_whole, resolve_budget
 from ..policy import View
 from ..store.growing import Growing, Packed, joined
@@ -77,7 +77,7 @@ class ShadowKV(Device):
                 "among processes"
             )
         self.columns(layer.kv_heads * layer.shape.head_dim)  # refuses a rank that is too large
-        rotation = rotations_of(layer.model)[layer.order]
+        rotation = rotation_of(layer)
         return ShadowState(self, rotation) if layer.local is None else DeviceState(Device())
 
     def cost(self, use) -> dict[str, float]:

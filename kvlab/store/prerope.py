@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models.rope import rotations_of
+from ..models.rope import rotation_of
 from ..policy import State
 from .growing import Growing, GrowingState
 from .int import within
@@ -25,7 +25,7 @@ class PreRope(Growing):
 
     def start(self, layer) -> PreRopeState:
         super().start(layer)
-        return PreRopeState(self, rotations_of(layer.model)[layer.order])
+        return PreRopeState(self, rotation_of(layer))
 
     def suits(self, keep, place) -> None:
         if place.on_host:

@@ -24,6 +24,7 @@ WRONG = {  # what becomes of a score [batch, kv_heads, slots]
     "sparse": lambda x: x.to_sparse(),
     "without numbers": lambda x: x.to("meta"),
     "complex": lambda x: x.to(torch.complex64),
+    "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8),
     "NaN": lambda x: x.index_fill(-1, torch.tensor([random.randrange(x.shape[-1])]), torch.nan),
 }
 
@@ -80,6 +81,24 @@ def test_a_score_that_is_none_is_one_line(wrong, kind):
             assert stepper.cache.broken  # what is held is not whole
             with pytest.raises(RuntimeError, match="reset"):
                 stepper.feed(prompt(1, rows))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_newest_token_stays_however_large_the_scores_are(seed):
+    """Means over chunks included, whose sums overflow."""
+    draw = random.Random(seed)
+    size = draw.choice([3e38, -3e38, float("inf"), -float("inf")])
+
+    class Huge(Own):
+        def score(self, layer):
+            return torch.full(layer.slot_positions.shape, size)
+
+    keep = Huge(draw.randrange(3, 12), chunk_length=draw.choice([1, 2, 3, 7]))
+    stepper = kvlab.Stepper(tiny("llama"), kvlab.KVCache(tiny("llama"), keep=keep))
+    for tokens in (24, 1, 1, 5, 1):
+        stepper.feed(prompt(tokens, 2))
+        for layer in stepper.cache.layers:
+            assert (layer.slot_positions.amax(-1) == stepper.cache.get_seq_length() - 1).all()
 
 
 @pytest.mark.parametrize("seed", range(20))
