@@ -206,7 +206,7 @@ REMEMBERED = {  # per slot, then per row; x: what a slot received [batch, kv_hea
     **{
         name: WRONG[name]
         for name in WRONG
-        if name not in ("nothing", "one for all heads", "one more axis", "complex")
+        if name not in ("nothing", "one for all heads", "one more axis", "complex", "quantized")
     },
     "a column too many": lambda x: torch.nn.functional.pad(x, (0, 1)),
     "two heads more": lambda x: torch.cat([x, x], 1),
