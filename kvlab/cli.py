@@ -95,6 +95,10 @@ def ask(arguments: argparse.Namespace) -> int:
     from .ask import ask
     from .make import load, make_cache
 
+    if not os.path.exists(arguments.context):  # False for a long text, too, where Path would raise
+        raise ValueError(
+            f"--context takes a file: {errors.shown(arguments.context)}: No such file or directory"
+        )
     context, methods = text_of(arguments.context), separated(arguments.method)
     model, tokenizer = load(arguments.model)
     for method in methods:

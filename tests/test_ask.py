@@ -239,7 +239,8 @@ def test_the_command_prints_methods_side_by_side(lease, capsys):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--context", "missing.txt"], "missing.txt: No such file or directory"),
+        (["--context", "missing.txt"], "--context takes a file: missing.txt: No such file or directory"),
+        (["--context", "The rent is 940 euros. " * 20], "--context takes a file: The rent"),
         (["--context", "empty.txt"], "empty.txt: the file is empty"),
         (["--context", "binary.txt"], "binary.txt: expected text in UTF-8"),
         (["--context", "latin.txt"], "latin.txt: expected text in UTF-8"),
