@@ -8,8 +8,8 @@ from setuptools import find_packages, setup
 LEFT_OUT = ["course.instructor*", "course.exercises*", "course.recipes*"]  # for whoever teaches or trains
 DATA = {
     "kvlab": [
-        "py.typed", "bill/*.json", "workshop/checkpoint/*", "workshop/checkpoint-opt/*", "workshop/*.txt",
-        "workshop/*.md",
+        "py.typed", "bill/*.json", "gating/*.txt", "workshop/checkpoint/*", "workshop/checkpoint-opt/*",
+        "workshop/*.txt", "workshop/*.md",
     ],
     "course": [
         "*.j2", "page/*.html", "page/*.css", "page/*.js", "page/*.wat", "reveal/*",
