@@ -6,6 +6,7 @@ after a first attempt; `check.measured(yours, measured)` compares a number with 
 `key.py` makes and reads."""
 
 import difflib
+import math
 import re
 
 from . import key, tally
@@ -104,18 +105,28 @@ def reveal(name: str) -> None:
 
 
 def measured(yours, value: float | str, tolerance: float = 0.01) -> None:
-    """Compare a number with what a cell has measured or computed: correct, how many times too large or small,
-    or not attempted. value: that number, or the name of one that the key has."""
+    """Compare a number with what a cell has measured or computed: correct, by how much too large or small, or
+    not attempted. value: that number, or the name of one that the key has. An int is a count, and exact."""
     value = NUMBERS[value] if isinstance(value, str) else value
+    near = min(tolerance * abs(value), 0.99 if isinstance(value, int) else math.inf)
     if yours is ... or yours is None:
         print(NOT_ATTEMPTED)
     elif not isinstance(yours, int | float):
         print(f"a number is expected, not {type(yours).__name__}")
-    elif abs(yours - value) <= tolerance * abs(value):
+    elif abs(yours - value) <= near:
         print(f"correct: you say {_number(yours)}, and the right number is {_number(value)}")
     else:
-        times = f"is {yours / value:.3g} times the right number" if value else "should be 0"
-        print(f"incorrect: your {_number(yours)} {times}")
+        print(f"incorrect: your {_number(yours)} {_off(yours, value)}")
+
+
+def _off(yours: float, value: float) -> str:
+    """How far a number is from the right one: the difference of near counts, else the ratio."""
+    if not value:
+        return "should be 0"
+    off = yours - value
+    if isinstance(value, int) and off == int(off) and abs(off) < abs(value) / 2:
+        return f"is {abs(off):,.0f} {'more' if off > 0 else 'fewer'} than the right number"
+    return f"is {yours / value:.3g} times the right number"
 
 
 def _number(value: float) -> str:

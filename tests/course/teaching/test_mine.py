@@ -213,6 +213,18 @@ def test_a_number_is_compared_with_a_measurement(capsys, yours, said):
     assert capsys.readouterr().out == said + "\n"
 
 
+@pytest.mark.parametrize("yours, value, said", [
+    (295, 294, "incorrect: your 295 is 1 more than the right number"),  # within one in a hundred
+    (24, 29, "incorrect: your 24 is 5 fewer than the right number"),
+    (131_072, 16_384, "incorrect: your 131,072 is 8 times the right number"),
+    (244_140.625, 244_141, "correct: you say 2.441e+05, and the right number is 244,141"),
+    (0.5369, 0.5367, "correct: you say 0.5369, and the right number is 0.5367"),
+])  # fmt: skip
+def test_the_neighbour_of_a_count_is_wrong(capsys, yours, value, said):
+    check.measured(yours, value)
+    assert capsys.readouterr().out == said + "\n"
+
+
 def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
     from course.__main__ import main
     from course.teaching.check import tally as board
