@@ -16,13 +16,12 @@ none.
 from __future__ import annotations
 
 import copy
-import math
 import re
 import shutil
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbformat.v4 import new_code_cell
 
 from .page.build import built
 from .run import execute
@@ -118,13 +117,6 @@ def try_as_learner(path: Path) -> str:
     return ""
 
 
-def instructor(notebook):
-    """A notebook for the person in front: everything, with the chapter's agenda under its title."""
-    made = copy.deepcopy(notebook)
-    made.cells.insert(1, new_markdown_cell("## Agenda\n\n" + agenda(notebook), id="agenda"))
-    return made
-
-
 def minutes(notebook) -> tuple[int, int]:
     """(teaching, exercises) in minutes, from the notebook's metadata."""
     head = notebook.metadata.get("course", {})
@@ -136,14 +128,6 @@ def minutes(notebook) -> tuple[int, int]:
 def title(notebook) -> str:
     """`1. Recompute` from the first line of the first cell."""
     return notebook.cells[0].source.splitlines()[0].lstrip("# ").strip()
-
-
-def agenda(notebook) -> str:
-    """The sections of one chapter with their minutes in a room, as the agendas count them."""
-    from .instructor.agenda import sections  # which counts in the learner edition
-
-    rows = [f"| {one.heading.partition(' (')[0]} | {math.ceil(one.minutes)} |" for one in sections(notebook)]
-    return "\n".join(["| part | minutes |", "|---|--:|", *rows])
 
 
 def lay_out(paths: list[Path], folder: Path) -> list[str]:

@@ -5,19 +5,18 @@
 
 The plans (`plans.py`) name sections and exercises. How long each takes is counted in the chapters: words at a
 speaker's pace, code at a reader's, a minute for each figure, two for the hands at *Predict*, an exercise as
-long as it says.
+long as it says (`course/clock.py`).
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 
-from course.editions import learner
+from course.clock import LINES, REVIEW, WORDS, Section, sections
 from course.kit.pack import scores
 from course.quiz import questions
 
@@ -25,82 +24,7 @@ from .plans import AGAIN, AGENDAS, STAND, Chapter, Pause
 
 PAGE = Path(__file__).resolve().with_name("agenda.md")
 NOTEBOOKS = PAGE.parents[2] / "notebooks"
-WORDS, LINES = 120, 15  # words spoken and lines of code read in a minute
-CELL, FIGURE, HANDS, REVIEW = (
-    0.5,
-    1.0,
-    2.0,
-    2.0,
-)  # minutes: to run a cell, see a figure, vote, compare answers
-QUESTIONS = 1.2  # learners ask: every taught minute takes this many
 AT_HOME = ("Common mistakes", "Quiz", "On your own", "References", "Appendix")  # are never taught
-
-
-@dataclass
-class Section:
-    """A section of a chapter.
-
-    minutes: on the clock above. cells: the numbers of its code cells, as Jupyter counts them. exercise: its
-    number, or 0.
-    """
-
-    heading: str
-    minutes: float = 0.0
-    cells: tuple[int, ...] = ()
-    exercise: int = 0
-
-    @property
-    def numbers(self) -> str:
-        """` [4–6]`, its code cells; nothing where there are none."""
-        ends = sorted({*self.cells[:1], *self.cells[-1:]})
-        return f" [{'–'.join(map(str, ends))}]" if ends else ""
-
-
-def sections(notebook) -> list[Section]:
-    """The sections of a chapter, its title and *At a glance* as the first.
-
-    Cells are counted in the learner edition, whose questions have cells that the solved notebook lacks; the
-    minutes are those of the solved one.
-    """
-    found, number = [Section("Title and at a glance")], 0
-    solved = {cell.id: cell for cell in notebook.cells}
-    for shown in learner(notebook).cells:
-        cell = solved.get(shown.id)  # None: a cell for an answer, which the hands at *Predict* pay for
-        if shown.cell_type == "code":
-            number += 1
-            found[-1].minutes += code_minutes(cell) if cell else 0.0
-            found[-1].cells += (number,)
-            continue
-        for part in re.split(r"(?m)^(?=## )", cell.source):
-            heading = part.splitlines()[0].removeprefix("## ") if part.startswith("## ") else ""
-            if heading and heading != "At a glance":
-                found.append(Section(heading, HANDS * (heading == "Predict")))
-            found[-1].minutes += spoken(part)
-    for section in found:
-        stated = re.match(r"Exercise ?(\d*).*\((\d+) minutes", section.heading)
-        if stated:
-            section.exercise = int(stated[1] or 1)
-            section.minutes = int(stated[2]) + REVIEW
-        else:
-            section.minutes *= QUESTIONS
-    return found
-
-
-def spoken(text: str) -> float:
-    """Minutes to say a piece of Markdown: no folded answers; a formula counts as three words."""
-    text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
-    text = re.sub(r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$", " the formula here ", text, flags=re.S)
-    return len(re.findall(r"\w\S*", text)) / WORDS
-
-
-def code_minutes(cell) -> float:
-    """Minutes to run a cell, say what its code does and look at what it shows; none for the set-up cells."""
-    if "setup" in cell.metadata.get("tags", []) or cell.source == "lesson.versions()":
-        return 0.0
-    if re.match(r"(import|from) ", cell.source):
-        return CELL
-    figures = sum("image/png" in out.get("data", {}) for out in cell.get("outputs", []))
-    return CELL + len(cell.source.splitlines()) / LINES + FIGURE * figures
 
 
 def find(some: list[Section], named: str) -> Section | None:

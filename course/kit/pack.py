@@ -29,7 +29,7 @@ import nbformat
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from .. import editions, slides
+from .. import clock, editions, slides
 from ..page.build import built
 from ..text import SETUP
 
@@ -109,7 +109,7 @@ def write(paths: list[Path], out: Path) -> list[Path]:
         _frame(instructor, setup, books)
         shutil.copy(made[0], instructor)
         for name, change in (
-            ("learner", editions.learner), ("solution", copy.deepcopy), ("instructor", editions.instructor),
+            ("learner", editions.learner), ("solution", copy.deepcopy), ("instructor", clock.instructor),
         ):  # fmt: skip
             _edition(instructor / name, books, change, version)
         for made_of in slides.write(paths, instructor / "slides", live="../page.html"):

@@ -88,7 +88,7 @@ class Blocks(Move):
         if self.kernel and store.format.nonfinite == "refuse":
             from .gpu_append import append
 
-            window, largest = ((side,) for side in self.recents), store.format.largest
+            window, largest = ((side,) for side in self.recents), store.format.highest
             append(*window, keys, values, Exact(), recent, self.flag.told, largest)
             return
         with self.flag.open():

@@ -69,7 +69,7 @@ class Int(Exact):
             raise ValueError(f"bits={self.bits}: head dimension {head_dim} does not fill whole bytes")
 
     @property
-    def largest(self) -> float:
+    def highest(self) -> float:
         """The largest absolute value that can be stored."""
         most = torch.finfo(self.scales.dtype).max
         if self.scales.dtype == torch.float16:
@@ -77,7 +77,7 @@ class Int(Exact):
         return most / 2  # so that the span and the decoded numbers, up to a step larger, are finite
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
-        return admit(f"int{self.bits}", x.float(), self.largest, self.nonfinite)
+        return admit(f"int{self.bits}", x.float(), self.highest, self.nonfinite)
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
         if not self.scales.fixed:

@@ -7,7 +7,7 @@ import itertools
 import nbformat
 import pytest
 
-from course import editions
+from course import clock, editions
 from course.__main__ import main
 from course.instructor import agenda
 
@@ -59,7 +59,7 @@ def test_what_a_chapter_says_it_takes_is_what_the_clock_counts():
     for path in sorted((agenda.NOTEBOOKS).glob("*.ipynb")):
         book = nbformat.read(path, as_version=4)
         taught = [one for one in agenda.sections(book) if not one.heading.startswith(agenda.AT_HOME)]
-        reading = sum(one.minutes for one in taught if not one.exercise) / agenda.QUESTIONS
+        reading = sum(one.minutes for one in taught if not one.exercise) / clock.QUESTIONS
         solving = sum(one.minutes - agenda.REVIEW for one in taught if one.exercise)
         teach, exercises = editions.minutes(book)
         assert abs(teach - reading) <= 3 and exercises == solving, (path.stem, reading, solving)

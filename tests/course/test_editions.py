@@ -15,6 +15,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course import editions
+from course.clock import instructor
 from course.teaching import check
 from course.teaching.check.key import exercise_of
 
@@ -110,7 +111,7 @@ def test_the_learner_gets_no_solution_no_instructor_cell_and_no_output():
 
 
 def test_the_instructor_gets_the_minutes_of_all_sections():
-    made = editions.instructor(chapter(teach=40, exercises=20))
+    made = instructor(chapter(teach=40, exercises=20))
     assert made.cells[1].id == "agenda" and "Expect the answer" in made.cells[3].source
     rows = [line.split("|")[1:3] for line in made.cells[1].source.splitlines()[4:]]
     assert [row[0].strip() for row in rows] == [

@@ -96,7 +96,7 @@ def test_plain_numbers_up_to_a_limit(dtype, value):
     x = torch.randn(2, 2, 3, 1, 80, device=DEVICE).to(dtype)
     x[1, 1, 2, 0, 79] = value
     made = buffers(Exact(), 2, 3, 4, 80, dtype)
-    at, limit = torch.tensor([2], dtype=torch.int32, device=DEVICE), Int(2, symmetric=False).largest
+    at, limit = torch.tensor([2], dtype=torch.int32, device=DEVICE), Int(2, symmetric=False).highest
     bad = gpu.append(*made, *x, Exact(), at, largest=limit)
     assert bool(bad) is not bool(x.float().abs().max() <= limit)
     for (part,), wanted in zip(made, x, strict=True):
