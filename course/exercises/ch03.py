@@ -206,7 +206,7 @@ def _real_slots(seen, window):
 
 
 def _windows(draw):
-    window = whole(draw, 5, 8)
+    window = whole(draw, 5, 24)
     return [
         (0, window),
         (whole(draw, 2, window // 2), window),
