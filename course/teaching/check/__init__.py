@@ -106,9 +106,10 @@ def reveal(name: str) -> None:
 
 def measured(yours, value: float | str, tolerance: float = 0.01) -> None:
     """Compare a number with what a cell has measured or computed: correct, by how much too large or small, or
-    not attempted. value: that number, or the name of one that the key has. An int is a count, and exact."""
+    not attempted. value: that number, or the name of one that the key has. An int below 1,000 is exact."""
     value = NUMBERS[value] if isinstance(value, str) else value
-    near = min(tolerance * abs(value), 0.99 if isinstance(value, int) else math.inf)
+    counted = isinstance(value, int) and abs(value) < 1000
+    near = min(tolerance * abs(value), 0.99 if counted else math.inf)
     if yours is ... or yours is None:
         print(NOT_ATTEMPTED)
     elif not isinstance(yours, int | float):
