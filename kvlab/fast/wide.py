@@ -370,7 +370,9 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
 def writes(store) -> bool:
     """Whether the kernel can write a token as this store's formats do."""
     forms = coded(store.format), coded(store.value_format)
-    return all(getattr(form, "largest", 6) == 6 and not isinstance(form, Codebook) for form in forms)
+    return not any(
+        isinstance(form, Codebook) or (isinstance(form, Float4) and form.largest != 6) for form in forms
+    )
 
 
 def prepared(store, head_dim: int):
