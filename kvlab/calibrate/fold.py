@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..devices import refuse_offloaded
 from ..models.shape import ModelShape, check_ids, check_model
@@ -64,6 +64,14 @@ def projections(model) -> Iterator[list[tuple[Tensor, Tensor]]]:
 def is_folded(model) -> bool:
     """Whether the model's queries and keys come out skewed."""
     return bool(getattr(model.config, MARK, False))
+
+
+def query_projection(model, layer: int) -> nn.Linear | None:
+    """A folded model's projection to the queries of a layer, None where the model is not folded, or where
+    one matrix makes Q, K and V."""
+    if not is_folded(model) or model.config.model_type != "opt":
+        return None
+    return model.model.decoder.layers[layer].self_attn.q_proj
 
 
 def _turn(rows: Tensor, matrix: Tensor) -> None:

@@ -129,7 +129,7 @@ SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "
 def decode_works(
     system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int, *,
     h2o: float = 0.2, fetched: float = 0.1, ratio: float = 0.3, bits: float = 4.25, memory: float = 0.5,
-    launches: float | None = None, partial: bool = False,
+    launches: float | None = None,
 ) -> list[Work]:  # fmt: skip
     """The layers of one decode step of a system on a machine, by a roofline, in 16 bits.
 
@@ -137,8 +137,8 @@ def decode_works(
     and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
     quantized cache, scales included; memory: part of the tokens that unified memory has room for.
     launches: seconds that the host needs for a layer's operators, if measured: no part is shorter than its
-    share. partial: `infinigen` rehearses with its columns of W_q alone, as in the paper; else with all
-    projections of the layer, as here. Projections read their weights or compute, whichever is longer;
+    share. `infinigen` rehearses with the chosen columns of W_q alone, as in the paper and in folded models
+    here (RoPE needs all of W_q). Projections read their weights or compute, whichever is longer;
     attention reads K and V; every part pays for its launches. Quantization, top-k and page tables cost what
     they read and nothing else.
     Raises ValueError for another system.
@@ -170,8 +170,7 @@ def decode_works(
         if not whole:  # all keys where topk's scores are computed, some columns for infinigen
             columns = 1.0 if system == "topk" else ratio
             where = machine.host_memory if system == "topk" else machine.memory
-            rehearsed = ratio if partial else 1 + 2 * kv_share  # of W_q, or with W_k and W_v
-            guess = matrix(rehearsed * h**2) if system == "infinigen" else 0.0
+            guess = matrix(ratio * h**2) if system == "infinigen" else 0.0
             selection = launched(guess + token / 2 * columns * tokens / where, 1 / 2)
         left = 1.0 if whole or launches is None else 1 / 2  # of the launches, besides the selection's
         rest = launched(matrix(9 * h**2), left / 2)

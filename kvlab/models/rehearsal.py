@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..attention import recorded
-from ..interface import Asked, stopping
+from .lean import Lean, asked, lean
 from .passes import Hook, cache_name
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
@@ -40,42 +41,33 @@ def _finds(block) -> torch.nn.Module | None:
 
 
 def query_of(
-    model, layer: int, block_input: Tensor, rotary=None, norm: int | None = None, given: dict | None = None
-) -> Tensor:
+    model, layer: int, block_input: Tensor, rotary=None, norm: int | None = None, given: dict | None = None,
+    narrow: torch.nn.Module | None = None,
+) -> Tensor:  # fmt: skip
     """The query layer `layer` would ask if `block_input` `[batch, tokens, hidden]` were its input.
 
-    The layer's own forward computes it, up to its call of the attention function. rotary: the position
-    embeddings of its kind, or None. norm: the layer whose norm is used (default: its own). given: what else
-    a layer of this pass is called with, by name. Returns `[batch, heads, tokens, head_dim]`.
+    The layer's own forward computes it, up to its call of the attention function, without the projections
+    to K and V where they can be left out (`Lean`). rotary: the position embeddings of its kind, or None.
+    norm: the layer whose norm is used (default: its own). given: what else a layer of this pass is called
+    with, by name. narrow: what `Rehearsal.narrowed` returned for this layer.
+    Returns `[batch, heads, tokens, head_dim]`. ValueError for another layer's norm where accelerate has
+    wrapped the layers.
     """
     blocks = blocks_of(model)
     given = dict(given or {}) | ({} if rotary is None else {"position_embeddings": rotary})
-    if norm is None:
-        return _asked(blocks[layer], block_input, given)
-    attention = attention_of(blocks[norm])
-    hook = attention.register_forward_pre_hook(_stop_before, with_kwargs=True)
-    try:
-        blocks[norm].forward(block_input, **_accepted(blocks[norm], given))
-    except Asked as stop:
-        args, kwargs = stop.args[0]
-    finally:
-        hook.remove()
-    return _asked(attention_of(blocks[layer]), *args, kwargs)
+    normed, block = blocks[layer if norm is None else norm], blocks[layer]
+    if any("forward" in vars(part) for one in (normed, block) for part in (one, attention_of(one))):
+        if norm is not None:
+            raise ValueError(
+                "the official variants cannot rehearse in layers that are wrapped, as by accelerate"
+            )
+        return asked(block, (block_input,), _accepted(block, given))
+    args, given = _lean(normed).arguments(block_input, _accepted(normed, given))
+    return _lean(block).query(args, _accepted(attention_of(block), given), narrow)
 
 
-def _stop_before(module, args, kwargs) -> None:
-    raise Asked((args, kwargs))
-
-
-def _asked(module, *inputs) -> Tensor:
-    """The query with which this module's forward calls the attention function."""
-    *args, kwargs = inputs
-    try:
-        with stopping():
-            module.forward(*args, **_accepted(module, kwargs))
-    except Asked as stop:
-        return stop.args[0]
-    raise ValueError(f"{type(module).__name__} does not call the attention function")
+def _lean(block) -> Lean:
+    return lean(block, attention_of(block))
 
 
 def _accepted(module, given: dict) -> dict:
@@ -154,9 +146,27 @@ class _Report(Hook):
         given = {name: v for name, v in kwargs.items() if v is not cache and name != "hidden_states"}
         if not hasattr(cache.layers[following], "conv_states"):
             given[reports.named] = _Probe(cache)
-        cache.speculate(
-            following, lambda norm=None: query_of(reports.model(), following, hidden, rotary, norm, given)
-        )
+        cache.speculate(following, Rehearsal(reports.model(), following, hidden, rotary, given))
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The query of a layer for the input of the block before it (see `query_of`)."""
+
+    model: torch.nn.Module
+    layer: int
+    hidden: Tensor
+    rotary: tuple | None
+    given: dict
+
+    def __call__(self, norm: int | None = None, narrow: torch.nn.Module | None = None) -> Tensor:
+        return query_of(self.model, self.layer, self.hidden, self.rotary, norm, self.given, narrow)
+
+    def narrowed(self, projection: torch.nn.Linear, channels: Tensor) -> torch.nn.Module:
+        """For a later call: of the query only these channels `[n]` of `heads * head_dim`, with their rows of
+        the projection; the others are zero. It is meant for a model that does not mix channels after the
+        projection, as RoPE does."""
+        return _lean(blocks_of(self.model)[self.layer]).narrowed(projection, channels)
 
 
 class _Probe:

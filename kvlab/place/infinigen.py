@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import group_importance, true_scores
-from ..calibrate.fold import is_folded
+from ..calibrate.fold import is_folded, query_projection
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
 from ..parameters import check_kind, check_number, check_one_of
@@ -89,6 +89,8 @@ class InfiniGen(TopK):
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
     cache; `skew`, the layer's matrices A (None: nothing to rotate); while more of the prompt may come,
     `sums` of |Q~| and |K~| so far, `[batch, kv_heads, d]` each; `guessed`, slots to fetch at the coming step.
+    In a folded model: `projection`, the layer's to its queries; `asks`, the attention with only those of its
+    rows that the columns need (weights, and not counted either).
     """
 
     full_layers: int = 2
@@ -121,6 +123,7 @@ class InfiniGen(TopK):
         model = layer.model
         report_block_inputs(model)
         state = InfiniGenState(self)
+        state.projection = query_projection(model, layer.index)
         if not is_folded(model):
             ids = None if self.calibration is None else [list(self.calibration)]
             state.skew = skew(model, ids)[layer.order]
@@ -159,19 +162,23 @@ class InfiniGen(TopK):
             sums = tuple(size + earlier for size, earlier in zip(sums, state.sums, strict=True))
         rule, count = VARIANTS[self.variant], self.ratio * keys.shape[-1]
         count = max(1, int(count) if rule.official else round(count))
-        state.columns = rule.columns(*sums, count)
+        state.columns, state.asks = rule.columns(*sums, count), None
         state.partial = Growing().start(layer)
         state.append(keys)
         state.sums = sums if layer.prefilling else None
 
     def speculate(self, layer, query) -> Tensor | None:
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
-        asked = query(norm=layer.index - 1) if VARIANTS[self.variant].official else query()
-        guess, partial = layer.state.partial_columns(asked), layer.state.partial_keys
+        state = layer.state
+        said = {"norm": layer.index - 1} if VARIANTS[self.variant].official else {}
+        asked = query(**said) if state.asks is None else query(**said, narrow=state.asks)
+        if state.asks is None and state.projection is not None:
+            state.asks = query.narrowed(state.projection, state.channels(*asked.shape[1::2]))
+        guess, partial = state.partial_columns(asked), state.partial_keys
         scores = true_scores(guess, partial, layer.scaling, layer.some_empty, layer.softcap)
         counts = self.how_many(scores, self.caps(layer, appended=0), lambda x: all_heads(layer, x))
-        layer.state.guessed = most_important(group_importance(scores, partial.shape[1]), counts)
-        return layer.state.guessed
+        state.guessed = most_important(group_importance(scores, partial.shape[1]), counts)
+        return state.guessed
 
     def how_many(self, scores: Tensor, caps: list[int], over=lambda x: x) -> list[int]:
         """The alpha rule: tokens to fetch per row, from the guessed scores `[batch, heads, slots]`. over:
@@ -199,7 +206,7 @@ class InfiniGenState(State):
 
     per_row = ("columns", "sums", "guessed")
     states = ("partial",)
-    shared = ("skew",)
+    shared = ("skew", "projection", "asks")
 
     @property
     def fewer(self) -> bool:
@@ -215,6 +222,12 @@ class InfiniGenState(State):
         if self.columns is not None and self.columns.shape[-1] != self.partial_keys.shape[-1]:
             return f"columns is of shape {tuple(self.columns.shape)}"
         return super().odd(batch, heads, slots, numbers)
+
+    def channels(self, heads: int, head_dim: int) -> Tensor:
+        """The channels `[n]` of a query `heads * head_dim` that some row needs for its columns."""
+        columns = self.columns.repeat_interleave(heads // self.columns.shape[1], dim=1)
+        first = head_dim * torch.arange(heads, device=columns.device)[:, None]
+        return (columns + first)[columns >= 0].unique()
 
     def append(self, keys: Tensor) -> None:
         """New keys join the partial key cache."""

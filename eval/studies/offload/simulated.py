@@ -46,12 +46,11 @@ NEW = 128  # tokens written behind a prompt
 class Run:
     """How a simulated system is run. overlap: what is fetched whole is asked for a layer ahead, not when it
     is needed. fetched: part of the tokens that a step of InfiniGen fetches, by the tokens in all where it
-    differs; ratio: of the columns that it guesses by; partial: see `simulate.decode_works`. on_host: {model:
-    part of its weights that crosses the link at every step}."""
+    differs; ratio: of the columns that it guesses by. on_host: {model: part of its
+    weights that crosses the link at every step}."""
 
     name: str
     overlap: bool = True
-    partial: bool = False
     fetched: float | dict[int, float] = 0.1
     ratio: float = 0.3
     on_host: dict[str, float] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class Run:
 
 # The scripts of InfiniGen's official code, speedup/scripts, a folder for each figure: --overlap false,
 # --partial-weight-ratio 0.2, a fifth of the tokens at most (MOST_FETCHED), --percent 70 30 0 100 100 0 (16b).
-AS_RUN = Run("as published", overlap=False, partial=True, fetched=0.2, ratio=0.2, on_host={"OPT-30B": 0.3})
+AS_RUN = Run("as published", overlap=False, fetched=0.2, ratio=0.2, on_host={"OPT-30B": 0.3})
 # What alpha = 4 and a cap of a fifth fetch of a guessed layer of SmolLM2: experiment `fetched`.
 ASKED = {512: 0.053, 1024: 0.046, 1536: 0.045, 2048: 0.039}
 BY_ALPHA = replace(AS_RUN, name="as published, alpha on SmolLM2", fetched=ASKED)
@@ -84,9 +83,7 @@ def works_of(system: str, shape: ModelShape, tokens: int, batch: int, run: Run) 
         if isinstance(run.fetched, float)
         else run.fetched[min(n for n in run.fetched if n >= tokens)]
     )
-    works = simulate.decode_works(
-        system, MACHINE, shape, tokens, batch, fetched=part, ratio=run.ratio, partial=run.partial
-    )
+    works = simulate.decode_works(system, MACHINE, shape, tokens, batch, fetched=part, ratio=run.ratio)
     if not run.overlap:
         works = [replace(w, ask=simulate.NEEDED if w.ask == simulate.AHEAD else w.ask) for w in works]
     crossing = run.on_host_of(shape) * 24 * shape.hidden**2 / MACHINE.link  # of a layer's 12 h^2 in 16 bits

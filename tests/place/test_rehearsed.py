@@ -1,0 +1,122 @@
+"""A rehearsal computes the query and nothing that it does not need."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from families.models import family
+from tiny import prompt, tiny
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+import kvlab
+from kvlab.calibrate.fold import fold
+from kvlab.models import attention_of, blocks_of, query_of
+from kvlab.models.rehearsal import report_block_inputs
+
+
+class Products(TorchFunctionMode):
+    """Counts the weights that linear modules multiply with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is linear:
+            self.weights += args[1].numel()
+        return function(*args, **(kwargs or {}))
+
+
+def weights_of(model, spec: str, ids) -> int:
+    """Those of the second decode step."""
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(ids)
+    stepper.feed(ids[:, :1])
+    with Products() as found:
+        stepper.feed(ids[:, 1:2])
+    return found.weights
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "opt"])
+def test_no_keys_and_values_are_computed_twice(name):
+    """A step multiplies with W_q once more in every layer that rehearses, and with nothing else."""
+    model, ids = tiny(name), prompt(30)
+    blocks = blocks_of(model)
+    query = sum(attention_of(block).q_proj.weight.numel() for block in blocks[2:])
+    assert weights_of(model, "infinigen", ids) - weights_of(model, "full", ids) == query
+
+
+@pytest.mark.parametrize("name", ["Phi-3", "GPT-2"])
+def test_one_matrix_for_all_three_is_used_as_a_whole(name):
+    model = kvlab.prepare(family(name))
+    block = blocks_of(model)[1]
+    with torch.no_grad():
+        hidden = torch.randn(1, 1, model.config.hidden_size)
+        rotary = model.model.rotary_emb(hidden, torch.zeros(1, 1).long()) if name == "Phi-3" else None
+        assert query_of(model, 1, hidden, rotary).isfinite().all()
+    assert attention_of(block) is attention_of(blocks_of(model)[1])
+
+
+@pytest.mark.parametrize("variant", ["paper", "official-accuracy"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_folded_model_multiplies_only_the_chosen_columns(batch, variant, monkeypatch):
+    """What a row guesses by is the same as with its whole query, also after rows changed places."""
+    model = fold(copy.deepcopy(tiny("opt")))
+    width, asked = model.config.hidden_size, []
+    method = kvlab.place.InfiniGen(budget=0.5, ratio=0.25, full_layers=1, variant=variant)
+    cache = kvlab.KVCache(model, place=kvlab.place.Host(method))
+    chosen = type(method).speculate
+
+    def noted(self, layer, query):
+        found, state = chosen(self, layer, query), layer.state
+        more = {"norm": layer.index - 1} if variant != "paper" else {}
+        whole, part = query(**more), query(**more, narrow=state.asks)
+        asked.append((state.partial_columns(whole), state.partial_columns(part), part))
+        return found
+
+    monkeypatch.setattr(type(method), "speculate", noted)
+    ids = prompt(40, rows=batch)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids)
+    for at in range(3):
+        stepper.feed(ids[:, at : at + 1])
+    cache.reorder_cache(torch.arange(batch).flip(0))
+    stepper.feed(ids.flip(0)[:, 3:4])
+    assert len(asked) == 4 * (model.config.num_hidden_layers - 1)
+    for whole, part, query in asked:
+        assert torch.allclose(whole, part, atol=1e-6)
+        assert (query[..., 0, :] == 0).any() and query.abs().sum() > 0
+    monkeypatch.undo()
+    if batch == 1 and variant == "paper":
+        layers, counted = model.config.num_hidden_layers, weights_of(model, "infinigen:ratio=0.25", ids)
+        assert counted - weights_of(model, "full", ids) == (layers - 2) * width * width // 4
+
+
+def test_a_replaced_part_is_asked():
+    model = kvlab.prepare(copy.deepcopy(tiny("opt")))
+    hidden, attention = torch.randn(1, 1, model.config.hidden_size), attention_of(blocks_of(model)[1])
+    with torch.no_grad():
+        before = query_of(model, 1, hidden)
+        attention.q_proj = copy.deepcopy(attention.q_proj)
+        attention.q_proj.weight.mul_(2.0)
+        attention.q_proj.bias.mul_(2.0)
+        assert torch.allclose(query_of(model, 1, hidden), 2 * before)
+
+
+def test_another_thread_may_use_the_model_meanwhile():
+    """No hook is set on the layers while one of them rehearses with another's norm."""
+    model, ids = copy.deepcopy(tiny("llama")), prompt(30)
+    report_block_inputs(model)
+    want = model(ids).logits
+
+    def plain(_):
+        return all(torch.equal(model(ids).logits, want) for _ in range(60))
+
+    def guessing(_):
+        return kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen:variant=official-speed"), 60)
+
+    with torch.no_grad(), ThreadPoolExecutor(2) as threads:
+        right, traces = threads.map(lambda f: f(None), (plain, guessing))
+    assert right and len(traces.tokens[0]) == 60
