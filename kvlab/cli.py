@@ -104,7 +104,10 @@ def ask(arguments: argparse.Namespace) -> int:
     for method in methods:
         make_cache(model, method)  # refusals come now, not after the others have answered
     how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
-    answers = [ask(model, tokenizer, context, arguments.question, method, **how) for method in methods]
+    answers = []
+    for number, method in enumerate(methods, 1):
+        print(f"kvlab ask: {method}, {number} of {len(methods)}", file=sys.stderr, flush=True)
+        answers.append(ask(model, tokenizer, context, arguments.question, method, **how))
     wide = max(map(len, methods))
     for question, said in zip(arguments.question, zip(*answers, strict=True), strict=True):
         print(f"\n{question}")
@@ -261,11 +264,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: bad input or an unusable file, 130: Ctrl-C)."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["eval"]:
-        return beside("eval", "__main__").main(words[1:])
-    arguments = build_parser().parse_args(words)
-    sys.path.append(os.getcwd())  # where the user's own method may be
     try:
+        if words[:1] == ["eval"]:
+            return beside("eval", "__main__").main(words[1:])
+        arguments = build_parser().parse_args(words)
+        sys.path.append(os.getcwd())  # where the user's own method may be
         code = arguments.run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()  # now, while an error can still be shown
