@@ -55,7 +55,7 @@ def ask(
     other settings are not applied. Raises ValueError or TypeError for an empty context or question, more
     tokens than the model's context, a method that the model refuses, and a tokenizer without a template.
     """
-    _check(context, questions, protocol, chat, max_new_tokens, streamer, batch_size)
+    check(context, questions, protocol, chat, max_new_tokens, streamer, batch_size)
     if isinstance(model, str | Path):
         if tokenizer is not None:
             raise ValueError(
@@ -171,8 +171,10 @@ def _turn(tokenizer, said: str) -> str:
         raise ValueError(f"chat=True: the chat template cannot be used: {first_line(error)}") from error
 
 
-def _check(context, questions, protocol, chat, max_new_tokens, streamer, batch_size) -> None:
-    """TypeError or ValueError for invalid arguments."""
+def check(
+    context, questions, protocol, chat, max_new_tokens, streamer=None, batch_size=1,
+) -> None:  # fmt: skip
+    """TypeError or ValueError for what `ask` does not take, before a model is loaded."""
     check_kind("context", context, str, "a text")
     check_kind("questions", questions, str | list | tuple, "a text or a list of texts")
     if not questions:

@@ -92,7 +92,7 @@ def methods(arguments: argparse.Namespace) -> int:
 
 def ask(arguments: argparse.Namespace) -> int:
     """Print the answers of several methods, side by side."""
-    from .ask import ask
+    from .ask import ask, check
     from .make import load, make_cache
 
     if not os.path.exists(arguments.context):  # False for a long text, too, where Path would raise
@@ -100,13 +100,15 @@ def ask(arguments: argparse.Namespace) -> int:
             f"--context takes a file: {errors.shown(arguments.context)}: No such file or directory"
         )
     context, methods = text_of(arguments.context), separated(arguments.method)
+    check(context, arguments.question, arguments.protocol, arguments.chat, arguments.tokens)
     model, tokenizer = load(arguments.model)
     for method in methods:
         make_cache(model, method)  # refusals come now, not after the others have answered
     how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
     answers = []
     for number, method in enumerate(methods, 1):
-        print(f"kvlab ask: {method}, {number} of {len(methods)}", file=sys.stderr, flush=True)
+        if len(methods) > 1:
+            print(f"kvlab ask: {method} answers, {number} of {len(methods)}", file=sys.stderr, flush=True)
         answers.append(ask(model, tokenizer, context, arguments.question, method, **how))
     wide = max(map(len, methods))
     for question, said in zip(arguments.question, zip(*answers, strict=True), strict=True):
