@@ -109,7 +109,9 @@ def main(arguments: list[str] | None = None) -> int:
             if given.hours is None:
                 agenda.PAGE.write_text(agenda.page(), encoding="utf-8")
             else:
-                print(agenda.agenda(agenda.fitting(given.hours), *agenda.read()))
+                name = agenda.fitting(given.hours)
+                print(f"the longest plan of {given.hours:g} hours or fewer: {name.lower()}", file=sys.stderr)
+                print(agenda.agenda(name, *agenda.read()))
         elif given.verb == "answers":
             print(answers.answers(given.answers, given.out, given.quiz))
         elif given.verb == "board":
