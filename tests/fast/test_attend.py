@@ -47,7 +47,7 @@ def close(store, query, allowed=None):
 @pytest.mark.parametrize("largest", [30.0, 1e3, 1e6])
 def test_a_channel_that_keys_lack_does_not_drown_the_others(largest, bits, group):
     torch.manual_seed(0)
-    store, query = started(Growing(Int(bits, group=group)), 64, 2), torch.randn(1, 2, 1, 64)
+    store, query = started(Growing(Int(bits, group=group)), 64, 2), torch.randn(1, 4, 1, 64)
     keys, values = torch.randn(2, 1, 2, 700, 64)
     keys[..., 5], query[:, 1, :, 5] = 0, largest
     store.append(keys, values)
@@ -58,9 +58,10 @@ def test_a_channel_that_keys_lack_does_not_drown_the_others(largest, bits, group
 @pytest.mark.parametrize("score", [4.0, 12.0, 18.0])
 def test_a_token_that_holds_attention_and_no_value_does_not_drown_the_others(score, bits, group):
     torch.manual_seed(1)
-    store, query = started(Growing(Int(bits, group=group)), 64, 2), torch.randn(1, 2, 1, 64)
+    store, query = started(Growing(Int(bits, group=group)), 64, 2), torch.randn(1, 4, 1, 64)
     keys, values = torch.randn(2, 1, 2, 1300, 64)
-    keys[..., 0, :] = query[:, :, 0] * score / (0.2 * (query[:, :, 0] ** 2).sum(-1, keepdim=True))
+    loud = query[:, ::2, 0]
+    keys[..., 0, :] = loud * score / (0.2 * (loud**2).sum(-1, keepdim=True))
     values[..., 0, :] = 0
     store.append(keys, values)
     close(store, query)
@@ -85,13 +86,13 @@ def _double(store):
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=8, deadline=None)
-@given(
-    tokens=st.integers(1, 300), share=st.sampled_from([1, 3]), masked=st.booleans(), seed=st.integers(0, 99)
-)
-def test_equals_the_reference_at_odd_sizes(name, tokens, share, masked, seed):
+@given(tokens=st.integers(1, 300), masked=st.booleans(), seed=st.integers(0, 99))
+def test_equals_the_reference_at_odd_sizes(name, tokens, masked, seed):
+    """Two query heads of a group, as in the models of these tests: a kernel takes seconds to compile. Other
+    groups and widths: test_every_shape.py."""
     torch.manual_seed(seed)
     store = filled(FORMATS[name](), tokens)
-    query = 3 * torch.randn(2, 2 * share, 1, HEAD)
+    query = 3 * torch.randn(2, 4, 1, HEAD)
     allowed = None
     if masked:
         allowed = torch.rand(2, 2 if seed % 2 else 1, 1, tokens) < 0.5
@@ -110,7 +111,7 @@ def test_static_buffers_are_read_as_far_as_they_are_used(name):
 
 def test_splits_are_merged_and_threads_change_nothing(monkeypatch):
     torch.manual_seed(0)
-    store, query = filled(Int(8), 9001, batch=1), torch.randn(1, 2, 1, HEAD)
+    store, query = filled(Int(8), 9001, batch=1), torch.randn(1, 4, 1, HEAD)
     close(store, query)
     given, said = torch.empty(2, 1, 2, 9001)
     one = fast.attend_packed(query, store, 0.2, None, given)
@@ -125,7 +126,7 @@ def test_splits_are_merged_and_threads_change_nothing(monkeypatch):
 
 def test_large_scores_do_not_overflow():
     torch.manual_seed(0)
-    close(filled(Int(8), 50), 1000 * torch.randn(2, 2, 1, HEAD))
+    close(filled(Int(8), 50), 1000 * torch.randn(2, 4, 1, HEAD))
 
 
 @pytest.mark.parametrize(

@@ -210,22 +210,22 @@ def test_heads_of_a_group_together_uncompiled(name, share, head_dim, uncompiled)
         case(GROUPED[name](), head_dim, 1, share, tokens, masked)
 
 
-WIDTHS = ((1, 96), (2, 160), (3, 64), (5, 32), (8, 96))  # query heads of a group, width: two for every format
+WIDTHS = ((1, 96), (2, 160), (3, 64), (5, 32), (8, 96))  # query heads of a group, width: one for every format
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("name", GROUPED)
-def test_heads_of_a_group_together(name, turn, threads, monkeypatch):
+def test_heads_of_a_group_together(name, threads, monkeypatch):
     """Compiled; and each head says, to a few roundings, what it says alone."""
-    share, head_dim = WIDTHS[(2 * list(GROUPED).index(name) + turn) % 5]
+    share, head_dim = WIDTHS[2 * list(GROUPED).index(name) % 5]
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(attend, "ALONE", 0)
     for tokens, masked in ((1, False), (131, True), (4099, False)):
         store, query = case(GROUPED[name](), head_dim, 2, share, tokens, masked)
         together = fast.attend_packed(query, store, 0.2)
         for s in range(share):
-            alone = fast.attend_packed(query[:, s::share], store, 0.2)
+            same = query[:, s::share].repeat_interleave(share, 1)  # by the same kernel
+            alone = fast.attend_packed(same, store, 0.2)[:, ::share]
             assert torch.allclose(together[:, s::share], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -314,12 +314,11 @@ def test_a_weight_beside_which_nothing_counts_is_0(uncompiled):
     assert faint[3:6] == [0, 0, 0] and np.isnan(faint[6])
 
 
-COMPILED = {
+COMPILED = {  # two query heads of a group each, of which other tests have most
     "widened first": (lambda: Growing(Planes(5, 32), Float4()), 96),
-    "int8": (lambda: Int(8, 32), 96),
-    "int4": (lambda: Int(4, 64), 192),
+    "int8": (lambda: Int(8, 32), 64),
     "int4 in thirds": (lambda: Int(4, 32), 96),
-    "fp8": (lambda: Float8("e4m3"), 160),
+    "fp8": (lambda: Float8("e4m3"), 32),
 }
 
 
@@ -327,13 +326,13 @@ COMPILED = {
 def test_compiled_it_writes_nothing_around_its_results(name):
     make, head_dim = COMPILED[name]
     store, band = filled(make(), head_dim, 1, 5), 64
-    around = torch.full((2 * band + head_dim + 2,), 77.0)
-    parts = around[band:-band].view(1, 1, -1).numpy()
-    query, out = torch.randn(1, 1, 1, head_dim), torch.empty(1, 1, head_dim)
+    around = torch.full((2 * (band + head_dim + 2),), 77.0)
+    parts = around[band:-band].view(1, 1, 2, -1).numpy()
+    query, out = torch.randn(1, 2, 1, head_dim), torch.empty(1, 2, head_dim)
     kernel, held = attend.prepared(store, query.shape)
     given = query.numpy(), np.float32(1.0), *attend.nothing(held), *held, attend.ALL
     said = torch.full((2 * band + 5,), 77.0)
-    watched = np.empty((1, 1, 5), np.float32), said[band:-band].view(1, 5).numpy()
+    watched = np.empty((1, 2, 5), np.float32), said[band:-band].view(1, 5).numpy()
     kernel(*given, 5, 0, 1, parts, out.numpy(), *watched)
     for outside in (around, said):
         assert (outside[:band] == 77).all() and (outside[-band:] == 77).all()
@@ -346,10 +345,10 @@ def test_nan_and_infinity_do_not_vanish(name, value):
     """In one channel of one query head; K and V refuse both when they are stored."""
     torch.manual_seed(0)
     make, head_dim = COMPILED[name]
-    store, query = filled(make(), head_dim, 3, 131), torch.randn(1, 3, 1, head_dim)
+    store, query = filled(make(), head_dim, 2, 131), torch.randn(1, 4, 1, head_dim)
     query[0, 1, 0, 5] = value
     found, expected = fast.attend_packed(query, store, 0.2), fast.reference(query, store, 0.2)
     assert found[0, 1].isnan().all() and expected[0, 1].isnan().all()
     assert torch.allclose(found[0, ::2], expected[0, ::2], atol=1e-5)
     with pytest.raises(ValueError, match="NaN or infinity"):
-        store.append(query, query)
+        store.append(query[:, :2], query[:, :2])
