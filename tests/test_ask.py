@@ -91,18 +91,6 @@ def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protoc
     assert [one.tokens for one in found] == [one.tokens for one in alone] != [one.tokens for one in first]
 
 
-@pytest.mark.parametrize("method", METHODS[3:8])
-def test_a_question_is_answered_as_if_it_were_alone(loaded, method):
-    """Neither the others nor their order matter."""
-    model, tokenizer = loaded
-    alone = [kvlab.ask(model, tokenizer, CONTEXT, one, method, max_new_tokens=3) for one in ASKED]
-    for order in (ASKED, ASKED[::-1], [*ASKED, *ASKED]):
-        found = kvlab.ask(model, tokenizer, CONTEXT, order, method, max_new_tokens=3)
-        for question, answer in zip(order, found, strict=True):
-            want = alone[ASKED.index(question)]
-            assert (answer.tokens, answer.stats) == (want.tokens, want.stats)
-
-
 @pytest.mark.parametrize("context", [CONTEXT, f"  {CONTEXT} \n", f"{CONTEXT}\n\n"])
 def test_the_cut_in_a_chat_template(loaded, context):
     model, tokenizer = loaded[0], chatting(loaded[1])
@@ -211,29 +199,12 @@ def test_a_template_that_does_something_else_is_refused(loaded, template, says):
     assert "\n" not in str(error.value)
 
 
-def test_dir_lists_what_is_loaded_late():
-    assert set(kvlab.__all__) <= set(dir(kvlab))
-
-
 @pytest.fixture
 def lease(tmp_path):
     (tmp_path / "lease.txt").write_text(f"{CONTEXT}\n", encoding="utf-8")
     for name, content in (("empty.txt", b" \n"), ("binary.txt", b"\x00\x01"), ("latin.txt", b"caf\xe9")):
         (tmp_path / name).write_bytes(content)
     return tmp_path / "lease.txt"
-
-
-def test_the_command_prints_methods_side_by_side(lease, capsys):
-    words = f"ask --context {lease} --tokens 3 --method full,h2o:budget=0.2,recent=0.5 int8".split()
-    assert cli.main([*words, "--question", ASKED[0], "--question", ASKED[1]]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("Question")] == ASKED
-    methods = ["full", "h2o:budget=0.2,recent=0.5", "int8"]
-    assert [line.split()[0] for line in lines[2:7:2] + lines[10:15:2]] == methods * 2
-    assert "Otis" in lines[2] and "Mia" in lines[10]
-    assert all(
-        line.strip().startswith("[") and "tokens held" in line for line in lines[3:8:2] + lines[11:16:2]
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
-from kvlab.models import calibration_ids
 
 
 def test_trace():
@@ -121,15 +120,6 @@ def test_what_is_refused_is_not_fed(spec):
         assert len(stepper.cache.lengths) == len(stepper.ids) == 2
 
 
-def test_what_breaks_off_is_not_counted_as_fed():
-    model = tiny("llama")
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "static:length=10"))
-    stepper.feed(prompt(10))
-    with pytest.raises(ValueError, match="static: 11 tokens do not fit"):
-        stepper.feed(prompt(1))
-    assert stepper.ids.shape == stepper.mask.shape == (1, 10) and stepper.cache.get_seq_length() == 10
-
-
 def test_a_padded_batch_may_be_longer_than_the_context_if_its_rows_are_not():
     model = tiny("llama")
     stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
@@ -196,48 +186,6 @@ def test_ids_and_masks_of_any_kind_are_read_or_refused_in_one_line(seed):
                 ask(*given)
     with pytest.raises(ValueError, match="expected 1 for real tokens"):
         fed().feed(prompt(9), torch.full((1, 9), 0.9))
-
-
-def test_load_from_a_folder(tmp_path):
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
-        kvlab.load(tmp_path)
-    tiny("llama").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no tokenizer could be loaded from") as error:
-        kvlab.load(tmp_path)
-    assert "\n" not in str(error.value)
-    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(tmp_path)
-    model, tokenizer = kvlab.load(tmp_path, dtype="bfloat16", device="cpu")
-    assert model.dtype == torch.bfloat16 and not model.training and tokenizer.pad_token == "b"
-    assert calibration_ids(model).shape[0] == 1
-    with pytest.raises(ValueError, match="dtype='float31'"):
-        kvlab.load(tmp_path, dtype="float31")
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="no model could be loaded from"):
-        kvlab.load(tmp_path)
-
-
-def test_calibration_without_a_tokenizer_is_seeded():
-    first, second = calibration_ids(tiny("llama")), calibration_ids(tiny("opt"))
-    assert torch.equal(first, second) and first.shape == (1, 128)
-
-
-def test_a_copied_model_rehearses_with_its_own_weights():
-    """The hooks that a copy takes along belong to the model it was copied from: they fall silent."""
-    model = tiny("llama", num_hidden_layers=3)
-    kvlab.decode(model, prompt(20), kvlab.make_cache(model, "infinigen:budget=5"), 3)
-    own = kvlab.prepare(copy.deepcopy(model))
-    with torch.no_grad():
-        own.model.layers[1].self_attn.q_proj.weight.mul_(-1)
-        own.model.layers[2].self_attn.q_proj.weight.mul_(-1)
-    fresh = type(own)(own.config).eval()
-    fresh.load_state_dict(own.state_dict())
-    spec = "infinigen:budget=5,full_layers=1,alpha=inf"
-    found = [kvlab.decode(m, prompt(20), kvlab.make_cache(m, spec), 6) for m in (own, kvlab.prepare(fresh))]
-    assert torch.equal(found[0].logprobs, found[1].logprobs)
 
 
 @pytest.mark.parametrize("method", ["full", "int8", "offload", "h2o:budget=1", "padded"])

@@ -44,34 +44,6 @@ def test_every_check_passes_here(capsys, tmp_path):
     assert not (tmp_path / "results").exists(), "the doctor must leave nothing behind"
 
 
-def test_one_failure_gives_exit_code_one(capsys):
-    ways = [("a", lambda: (True, "a is well")), ("b", lambda: (False, "b is not: run `b`"))]
-    assert doctor.run(ways) == 1
-    assert capsys.readouterr().out == "[ok] a is well\n[!!] b is not: run `b`\n"
-
-
-def test_a_check_that_raises_is_one_line(capsys):
-    def broken():
-        raise OSError("no such device\nand a second line")
-
-    assert doctor.run([("memory bandwidth", broken)]) == 1
-    out = capsys.readouterr().out
-    assert out.startswith("[!!] memory bandwidth: OSError: no such device (run `")
-    assert out.count("\n") == 1
-
-
-def test_version_outside_the_range(monkeypatch):
-    original = metadata.version
-    monkeypatch.setattr(
-        metadata, "version", lambda name: "4.57.1" if name == "transformers" else original(name)
-    )
-    assert "transformers 4.57.1 is outside" in failed(doctor.check_package("transformers"))
-
-
-def test_package_missing():
-    assert "kvlab-without is not installed" in failed(doctor.check_package("kvlab-without"))
-
-
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
     """A workshop's kit, to whose environment this Python seems to belong."""
@@ -130,70 +102,6 @@ def test_without_numba_the_model_decodes_and_no_bare_warning_is_shown(monkeypatc
     assert not [str(one.message) for one in shown if "kernels" in str(one.message)]
 
 
-def test_kvlab_not_installed(monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    monkeypatch.setattr(metadata, "requires", missing)
-    assert "kvlab is not installed" in failed(doctor.check_kvlab())
-    assert doctor.ranges() == {}
-
-
-def test_torch_that_is_missing_names_the_cpu_build(monkeypatch):
-    monkeypatch.setattr(doctor.sys, "platform", "linux")
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    plain = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "2.1.0" if name == "torch" else plain(name))
-    text = failed(doctor.check_torch())
-    assert "torch 2.1.0 is outside" in text and "gigabytes of CUDA" in text and "whl/cpu`" in text
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    assert "CUDA" not in failed(doctor.check_torch())
-
-
-def test_cuda_that_nothing_can_use_is_a_warning(monkeypatch, capsys):
-    import torch
-
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor, "cuda_bytes", lambda: 4_100_000_000)
-    assert doctor.run([("torch", doctor.check_torch)]) == 0
-    line = capsys.readouterr().out
-    assert line.startswith("[??] torch 2.") and "4.1 GB of libraries" in line and "whl/cpu`" in line
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert doctor.check_torch()[0] is True
-
-
-def test_a_classroom_is_checked(capsys, tmp_path):
-    assert cli.main(["doctor", "--workshop"]) == 0
-    text = capsys.readouterr().out
-    for line in ("[ok] jupyterlab 4.", "[ok] onnxruntime ", "GiB", "[ok] free disk: ", "[ok] port 88"):
-        assert line in text
-    assert "offline" not in text and "[ok] lm-eval 0." in text
-    names = [name for name, _ in ready.workshop(tmp_path)]
-    assert names[-1] == "offline set-up"
-
-
-def test_a_small_classroom_machine(monkeypatch):
-    free = types.SimpleNamespace(available=2**30)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
-    assert "free memory: 1.0 GiB: a chapter needs 1.5 GiB" in failed(
-        doctor.check_memory(*ready.FOR_A_CHAPTER)
-    )
-    monkeypatch.setattr(ready.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1e8))
-    ok, text = ready.check_disk()
-    assert not ok and "free disk: 0.1 GB: 0.5 GB are needed" in text
-
-
-def test_ports_that_are_taken():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        assert "close other notebook servers" in failed(ready.check_ports([taken]))
-    assert ready.check_ports([taken]) == (True, f"port {taken}: free for JupyterLab")
-
-
 def test_a_stick_is_asked_for_everything(tmp_path):
     ok, text = ready.check_stick(tmp_path)
     assert ok is None and "start.sh --stick" in text
@@ -209,14 +117,6 @@ def test_a_stick_is_asked_for_everything(tmp_path):
     assert ok is None and "not what chapter 8 scores with" in text and "--stick --all" in text
     (tmp_path / "setup" / "requirements-all.txt").write_text("")
     assert ready.check_stick(tmp_path)[0]
-
-
-def test_little_memory(monkeypatch):
-    free = types.SimpleNamespace(available=2**29)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
-    assert "free memory: 0.5 GiB: `make demo` needs about 2 GiB" in failed(
-        doctor.check_memory(*doctor.FOR_A_RUN)
-    )
 
 
 def test_damaged_weights(monkeypatch):
@@ -239,12 +139,6 @@ def test_a_decode_that_disagrees(monkeypatch):
     trace = types.SimpleNamespace(tokens=torch.tensor([[-1]]))
     monkeypatch.setattr(kvlab, "decode", lambda *args, **kwargs: trace)
     assert "decodes token -1 instead of" in failed(doctor.check_model())
-
-
-def test_results_folder_that_is_a_file(tmp_path):
-    (tmp_path / "results").write_text("in the way")
-    text = failed(doctor.check_results(tmp_path / "results"))
-    assert "cannot be written" in text
 
 
 def test_methods_command_lists_every_method(capsys):

@@ -112,11 +112,3 @@ def test_the_core_is_small_and_dev_holds_what_make_installs():
     assert "ray" not in everything
     (whole,) = map(Requirement, OPTIONAL["all"])
     assert whole.extras == set(OPTIONAL) - {"all", "dev", "site"}
-
-
-def test_a_notebook_shows_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(extras.Missing) as missing:
-        extras.needs("json", "matplotlib")
-    line = 'the package matplotlib is not installed: pip install "kvlab[course]"'
-    assert missing.value._render_traceback_() == [line]

@@ -33,32 +33,6 @@ def continued(model, cache, ids) -> torch.Tensor:
     return torch.cat([model(one, past_key_values=cache).logits for one in ids.split(1, dim=1)], 1)
 
 
-@pytest.mark.parametrize("name, method", [
-    ("llama", "infinigen"), ("llama", "kivi2"), ("llama", "duo"), ("opt", "int4"), ("gpt2", "h2o:budget=12"),
-])  # fmt: skip
-def test_a_stepper_goes_on_with_a_loaded_cache(name, method, tmp_path):
-    """A new one, one row padded on the left: what methods give after it tests/fuzz tells."""
-    model, path = tiny(name), tmp_path / "cache.safetensors"
-    ids = torch.randint(0, 96, (2, 46), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[0, :7] = 0
-    first = Stepper(model, kvlab.make_cache(model, profiled(method, model)))
-    first.feed(ids[:, :40], mask[:, :40])
-    first.cache.save(path)
-    second = Stepper(model, kvlab.load_cache(path, model))
-    for stepper in (first, second):
-        stepper.fork(torch.tensor([0, 1, 0]))
-    for start, end in [(40, 41), (41, 45), (45, 46)]:
-        step = ids[[0, 1, 0], start:end]
-        assert torch.equal(first.feed(step), second.feed(step))
-    with pytest.raises(ValueError, match="batch of 2 rows, but 3 were fed before"):
-        second.feed(ids[:, :1])
-    with pytest.raises(ValueError, match="130 tokens are more than the model's context"):
-        second.feed(torch.zeros(3, 84, dtype=torch.long))
-    with pytest.raises(RuntimeError, match="has seen 46 tokens, but 0 were fed here"):
-        Stepper(model, second.cache).feed(step)
-
-
 SCRIPT = """
 import sys, torch, kvlab
 sys.path.insert(0, "tests")

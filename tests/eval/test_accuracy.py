@@ -147,11 +147,6 @@ def test_more_rows_than_the_compiled_engine_takes_are_named(folder, monkeypatch,
     assert engine_of(ours.model, ours.batch_size) == said
 
 
-def test_an_engine_that_is_not_there_is_refused(folder):
-    with pytest.raises(ValueError, match="engine='fast'"):
-        KVLabLM(str(folder), "full", engine="fast")
-
-
 def test_the_engine_is_part_of_what_a_cell_names(folder, tmp_path):
     """A cell of the other engine does not stand for one of this engine: one is made beside it."""
     words = ["accuracy", "--model", str(folder), "--out", str(tmp_path), "--jobs", "0", "--limit", "2"]

@@ -64,13 +64,6 @@ def test_what_was_lost_comes_first(store):
     assert page.count("Full answers, another method does not: 2 documents") == 1
 
 
-def test_another_reference_has_an_order_of_its_own(store):
-    *_, told = write(store, against="int4")
-    assert {one["doc_id"]: one["kind"] for one in told} == {
-        0: answers.LOST, 1: answers.RIGHT, 2: answers.LOST, 3: answers.BOTH
-    }  # fmt: skip
-
-
 def test_the_page_is_whole_and_says_what_was_held(store):
     _, page, _ = write(store)
     assert Page(page).open == [] and "<script" not in page
@@ -78,12 +71,6 @@ def test_the_page_is_whole_and_says_what_was_held(store):
     assert '<span style="--part:0.71" title="50 % held"> &lt;b&gt;</span>' in page
     assert '<span class="gone" style="--part:0.0" title="0 % held"> fox</span>' in page
     assert "50 % held</small>" in page
-
-
-def test_a_long_task_goes_on_in_the_lines(store, monkeypatch):
-    monkeypatch.setattr(answers, "SHOWN", 1)
-    _, page, told = write(store)
-    assert page.count("<article>") == 3 and len(told) == 4 and "1 more are in" in page
 
 
 def test_where_no_answers_were_kept_there_is_no_page(tmp_path):

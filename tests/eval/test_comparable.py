@@ -11,11 +11,10 @@ from rich.console import Console
 
 from eval import report
 from eval.core.cells import written
-from eval.core.comparable import comparable, differences
+from eval.core.comparable import comparable
 from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
 from eval.core.results import Store
-from eval.report import tables
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
 CONFIG |= {"protocol": "question-inside", "task": "ddd"}
@@ -113,39 +112,12 @@ def test_two_protocols_share_a_table(tmp_path):
     assert {row["protocol"] for row in summary} == {"question-inside", "context-first"}
 
 
-def test_speed_stands_beside_accuracy_of_its_own_dtype(tmp_path):
-    cells = [cell(made="2026-02-02"), cell(dtype="bfloat16")]
-    speed = [cell(task="speed:model:256", dtype=dtype) | {"rows": []} for dtype in (None, "bfloat16")]
-    kept, _ = comparable(cells + speed)
-    found = tables.boards(kept)
-    assert [board.setting for board in found] == ["dtype none", "dtype bfloat16"]
-    assert [[c["config"].get("dtype") for c in board.cells] for board in found] == [
-        [None] * 2,
-        ["bfloat16"] * 2,
-    ]
-
-
-def test_what_is_wanted_now_comes_before_what_is_newest():
-    cells = [cell("full"), cell("int4"), cell("int8", made="2026-02-02", limit=8)]
-    apart = lambda kept: {one["method"]: one["apart"] for one in kept}
-    kept, lines = comparable(cells)
-    assert apart(kept) == {"full": {"limit": 4}, "int4": {"limit": 4}, "int8": {}} and not lines
-    kept, lines = comparable(cells, [Cell("m", "int4", "recall", CONFIG)])
-    assert apart(kept) == {"full": {}, "int4": {}, "int8": {"limit": 8}} and not lines
-
-
 def test_one_place_has_one_number():
     """What was made twice, by other code, is shown as today's code made it, and it made it last."""
     old = cell(value=0.1, code="old", made="2026-03-03")
     cells = [old, cell(value=0.2), cell(value=0.3, made="2026-02-02")]
     kept, _ = comparable(cells, [Cell("m", "full", "recall", CONFIG)], any_code=True)
     assert [one["metrics"][0]["value"] for one in kept] == [0.3]
-
-
-def test_methods_of_ones_own_and_other_tasks_stand_together():
-    cells = [cell(), cell("mine.Keep"), cell("full", "chain")]
-    cells[1]["config"]["method"], cells[2]["config"]["task"] = "123", "eee"
-    assert comparable(cells) == ([one | {"apart": {}} for one in cells], {})
 
 
 def test_speed_stands_beside_accuracy_of_the_same_model_only():
@@ -160,17 +132,6 @@ def test_speed_stands_beside_accuracy_of_the_same_model_only():
     assert names(kept) == {"full on recall", "int4 on recall"} and "(model bbb, not aaa)" in lines["m"]
     other["model"] = "another"  # a board of its own
     assert names(comparable([*accuracy, other])[0]) == {*names(accuracy), "full on speed:model:256"}
-
-
-def test_many_cells_are_one_line():
-    old = [cell(method, code="old") for method in ("full", "int8", "int4", "fp8")]
-    _, lines = comparable([*old, cell("h2o", made="2026-02-02")])
-    assert lines["m"].endswith("full on recall, int8 on recall and 2 more (code old, not ccc)")
-
-
-def test_differences_are_those_of_what_is_stored():
-    assert differences({"pair": [1, 2]}, {"pair": (1, 2)}) == {}
-    assert differences({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"b": (2, 3), "a": (1, None)}
 
 
 def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):

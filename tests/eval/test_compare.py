@@ -46,14 +46,6 @@ def test_a_board_holds_what_was_asked(newest, tmp_path, capfd):
     assert {"full", "int8", newest} <= {text.get_text() for text in picture.axes[0].texts}
 
 
-def test_the_front_is_what_nobody_beats():
-    board = compare.tables.Board("m")
-    points = {"a": (0.9, 1.0), "b": (0.9, 0.5), "c": (0.5, 0.2), "d": (0.4, 0.3), "e": (0.5, 0.2)}
-    board.mean = {name: (value, None) for name, (value, _) in points.items()}
-    board.bytes = {name: {"device_bytes": size} for name, (_, size) in points.items()}
-    assert compare.front(board) == ["b", "c", "e"]
-
-
 @pytest.mark.parametrize(
     "methods, tasks, message", [(["h20"], ["recall"], "h20"), (["full"], ["recal"], "recal")]
 )

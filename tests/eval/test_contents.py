@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from models import made
 
 from eval.core import contents
-from eval.core.digests import digest, model_digest
-from kvlab import scratch
+from eval.core.digests import model_digest
 from kvlab.models import files, gguf
 
 
@@ -100,51 +98,6 @@ def test_a_file_of_the_hub_s_cache_says_its_sum_itself(cache, reads, tmp_path):
         (snapshot / name).symlink_to(blobs / blob)
     assert contents.sha256(snapshot / "model.safetensors") == "ab" * 32 and not reads
     assert contents.sha256(snapshot / "config.json") != "ab" * 20 and len(reads) == 1
-
-
-@pytest.mark.parametrize("damage", [b"", b"half", b"\xff" * 64])
-def test_a_damaged_sum_is_made_again(cache, model, damage):
-    weights = model / "model.safetensors"
-    first = contents.sha256(weights)
-    (kept,) = (cache / "sums").iterdir()
-    kept.write_bytes(damage)
-    assert contents.sha256(weights) == first and kept.read_text() == first
-
-
-def test_where_nothing_can_be_kept_it_is_read_every_time(cache, reads, model, monkeypatch):
-    weights = model / "model.safetensors"
-    cache.write_text("a file in the place of the folder")
-    monkeypatch.setattr(scratch, "set_up", lambda: None)  # found this folder good, before
-    assert contents.sha256(weights) == contents.sha256(weights) and len(reads) == 2
-
-
-def test_what_is_written_meanwhile_is_not_kept(cache, model, monkeypatch):
-    weights, read = model / "model.safetensors", files.sha256
-
-    def slowly(path):
-        found = read(path)
-        weights.write_bytes(b"what another process writes")
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "sha256", slowly)
-        contents.sha256(weights)
-    assert not (cache / "sums").exists()
-    assert contents.sha256(weights) == read(weights)
-
-
-def test_many_at_once_keep_one_whole_sum(cache, model):
-    weights = model / "model.safetensors"
-    with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(contents.sha256, [weights] * 64))
-    (kept,) = (cache / "sums").iterdir()
-    assert found == {kept.read_text()} == {files.sha256(weights)}
-
-
-def test_large_data_are_known_by_their_contents_too(cache, model):
-    copy = shutil.copyfile(model / "model.safetensors", model.parent / "model.safetensors")
-    os.utime(copy, (1, 1))
-    assert digest([copy]) == digest([model / "model.safetensors"])
 
 
 def test_a_folder_s_digest_is_of_its_contents(cache, model):

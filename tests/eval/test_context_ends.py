@@ -13,10 +13,8 @@ import kvlab
 from eval.accuracy import KVLabLM
 from eval.accuracy.boundaries import REFUSED, RULES, boundary, character, known, rule_of
 from eval.core.errors import Problem
-from kvlab import scratch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocols.md"
-SMOLLM2 = scratch.folder("models") / "smollm2"  # as it is before a test moves the cache folder
 
 
 def printed(task: str) -> str:
@@ -53,17 +51,6 @@ def test_a_problem_of_one_sentence_is_cut_before_its_item(lead, before):
         character(cut, "gsm8k_cot_llama", "Q: What is 2 + 3?\nA:", document)
 
 
-def test_a_sentence_that_begins_with_its_gap_is_cut_before_the_choice():
-    document, cut = {"sentence": "_ was too big for it."}, rule_of("winogrande")
-    assert character(cut, "winogrande", "Ann had it.\n\nThe cup", document) == 13
-    with pytest.raises(Problem):
-        character(cut, "winogrande", "The cup", document)
-
-
-def test_lambadas_of_other_names_are_not_guessed():
-    assert known("lambada_openai_mt_de") and not known("lambada_mine")
-
-
 def test_an_unknown_task_is_refused_until_its_user_says_where():
     with pytest.raises(
         Problem, match=r"--context-until TEXT \(.*=TEXT\), or as context_until under metadata: in its YAML"
@@ -93,22 +80,6 @@ def test_zero_shots_are_refused_where_the_shots_are_the_context(task):
                 character(rule_of(task), task, described, document, shots=shots)
 
 
-def test_a_hypothesis_that_says_the_premise_again_is_not_the_context():
-    text = "Premise A.\nQuestion: He said Premise A. True or False?\nAnswer:"
-    assert character(rule_of("rte"), "rte", text, {"sentence1": "Premise A."}) == len("Premise A.")
-
-
-@pytest.mark.parametrize("at", range(0, 60, 7))
-def test_the_cut_is_the_last_token_boundary_at_or_before_the_character(loaded, at):
-    tokenizer, text = loaded[1], "Otis owns the brown dog — “loud”.\n\nQuestion:  the  dog\nAnswer: Otis, Ada"
-    ids = tokenizer(text).input_ids
-    count = boundary(tokenizer, text, ids, at)
-    ends = [end for _, end in tokenizer(text, return_offsets_mapping=True).offset_mapping]
-    assert count == max(1, sum(end <= at for end in ends))
-    assert boundary(tokenizer, text, ids, len(text)) == len(ids) - 1
-    assert boundary(tokenizer, text, ids[:1], 5) == 0
-
-
 def halves(tokenizer) -> list[tuple[str, str]]:
     """(what is compressed, the question) of every chat, decoded from the tokens on either side."""
     found = []
@@ -131,15 +102,6 @@ def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
         asked = text[character(rule_of(task), task, text, document) :]
         assert question.strip() == f"{asked.strip()}<|im_end|>\n<|im_start|>assistant", task
         assert context.count("<|im_start|>") == len(turns) + 1
-
-
-@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="run kvlab fetch smollm2")
-def test_so_it_is_in_the_template_of_smollm2():
-    from transformers import AutoTokenizer
-
-    found = halves(AutoTokenizer.from_pretrained(SMOLLM2))
-    ours = halves(chatting(kvlab.load()[1]))
-    assert [question for _, question in found] == [question for _, question in ours]
 
 
 def test_zero_shots_are_refused_under_a_template_too(loaded):

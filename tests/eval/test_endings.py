@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import kvlab
-from eval.__main__ import main, working_directory_last
+from eval.__main__ import main
 from eval.core.results import Store
 from eval.core.show import Show
 from eval.report import studies as shown
@@ -94,21 +94,6 @@ def test_a_finished_run_says_so_and_shows_its_tables(
         assert "speed at 1024 tokens is left out" in again.err  # the tiny model takes 512
 
 
-def test_a_folder_without_tables_is_refused(small, tmp_path, capsys):
-    assert main(["static-graph", "--experiments", "prompt", "--out", str(tmp_path)]) == 0
-    assert main(["report", "--out", str(tmp_path)]) == 2
-    assert "no cells of accuracy or speed" in capsys.readouterr().err
-
-
-def test_a_study_says_what_was_made_otherwise(small, tmp_path, capsys):
-    words = ["static-graph", "--out", str(tmp_path), "--experiments", "prompt"]
-    assert main([*words, "--threads", "2"]) == 0
-    assert "left out" not in capsys.readouterr().err
-    static_graph.EXPERIMENTS["memory"] = lambda study: {"rows": {}}
-    assert main([*words[:-1], "memory"]) == 0
-    assert "left out, made under other settings: prompt (threads 2, not 1)" in capsys.readouterr().err
-
-
 # files that cannot be written, readers that are gone
 
 
@@ -185,16 +170,6 @@ def test_names_that_are_markup_elsewhere(quick, tmp_path, capsys, monkeypatch):
         assert name in printed
     Show(out).line("[red]as it is[/nothing] :smile:")
     assert capsys.readouterr().err == "[red]as it is[/nothing] :smile:\n"
-
-
-def test_the_working_directory_is_looked_at_last(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), "/a", "", "/b"])
-    working_directory_last()
-    assert sys.path == ["/a", "/b", str(tmp_path)]
-    monkeypatch.setattr(sys, "path", ["/a", "/b"])  # of a command that is installed
-    working_directory_last()
-    assert sys.path == ["/a", "/b", str(tmp_path)]
 
 
 def test_no_home_and_a_working_directory_full_of_our_names(quick, tmp_path):

@@ -13,7 +13,6 @@ import kvlab
 from eval import report
 from eval.core.cells import written
 from eval.core.results import Store
-from eval.report import formats, tables
 
 from .test_statistics import cell
 
@@ -56,23 +55,12 @@ def test_latex_is_whole(folder):
     assert text.isascii() and r"\texttt{snapkv:budget=0.2}" in text and r"100 \%" in text
 
 
-def test_special_letters_of_latex():
-    assert formats.latex("a_b & 5 % of `x{1}` ± 2") == r"a\_b \& 5 \% of \texttt{x\{1\}} $\pm$ 2"
-
-
 def test_markdown_and_pdf(folder):
     text = make(folder, "markdown").read_text()
     assert "recall, context-first | recall, question-inside" in text and ".." not in text
     assert "Every two methods: m, limit none, recall, context-first" in text
     assert all((folder.out / name).is_file() for name in re.findall(r"\]\((.*?)\)", text))
     assert make(folder, "pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_a_table_without_full_is_shown():
-    found = tables.boards([cell("int4", 30), cell("snapkv:budget=0.2", 20)])
-    _, head, body, _ = formats.tables(found)[0]
-    assert [line[1] for line in body[:2]] == ["75.0 ± 6.8", "50.0 ± 7.9"]
-    assert head[1] == "recall, context-first" and body[0][2:] == ["–", "–"]
 
 
 def test_a_folder_is_a_tidy_frame(folder):
@@ -85,14 +73,6 @@ def test_a_folder_is_a_tidy_frame(folder):
     assert (fast.ms, fast.bytes, fast.method) == (2.5, 7, "full")
     assert frame[frame.method == "int4"].iloc[0].won == 1  # beside full inside the question, not first
     assert frame.groupby(["protocol", "limit"], dropna=False).size().sum() == len(frame)
-
-
-def test_a_frame_has_the_same_columns_without_speed(tmp_path):
-    store = Store(tmp_path)
-    store.prepare()
-    store.save(CELLS[0])
-    frame = kvlab.results(str(tmp_path))
-    assert list(frame)[13:15] == ["context", "ms"] and frame.ms.isna().all() and frame.score[0] == 0.95
 
 
 def test_what_is_no_folder_of_results_is_one_line(tmp_path, monkeypatch):

@@ -47,11 +47,3 @@ def test_kvlab_eval_is_the_harness(installed, tmp_path):
     assert done.stderr == (
         "error: --out nowhere: there are no results in this folder; run kvlab eval all first\n"
     )
-
-
-def test_in_a_checkout_both_commands_are_one(tmp_path):
-    run = [sys.executable, "-m", "kvlab.cli", "eval", "--help"]
-    done = subprocess.run(
-        run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "usage: python -m eval" in done.stdout

@@ -1,7 +1,5 @@
 """The suite `attention`: every kernel beside fp32, and rows of other processors beside those of this one."""
 
-import torch
-
 from eval.__main__ import main
 from eval.reproduce import documents, tables
 from eval.reproduce.collect import read
@@ -36,17 +34,3 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     shown = documents.TABLES["kernels"](rows[0]["simd"], "64")
     assert "(over sdpa) | one | groups |" in shown and "\n| `int8` | " in shown and "decode" not in shown
     assert documents.TABLES["kernels"]("AVX-1024", "64").startswith("Not made yet")
-
-
-def test_it_is_one_threads_whatever_torch_has(monkeypatch, tmp_path):
-    """CPU time is that of all threads together: with a second one what waits would count."""
-    had, threads = torch.get_num_threads(), []
-    monkeypatch.setattr(
-        kernels, "measure", lambda tokens, repeats: threads.append(torch.get_num_threads()) or []
-    )
-    torch.set_num_threads(2)
-    try:
-        assert main(["attention", "--limit", "1", "--out", str(tmp_path)]) == 0
-        assert threads == [1] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(had)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy.agreement import measure
 from eval.accuracy.batching import Meter, steps_at_once, until_rows_end
 from eval.accuracy.continuing import continuations
 from eval.accuracy.scoring import Scorer
@@ -195,16 +194,6 @@ def test_no_room_for_what_stands_behind_a_short_row():
 
     for group, answer in zip(groups, scores(groups, 8), strict=True):
         assert answer[0][0] == pytest.approx(scores([group], 1)[0][0][0], abs=1e-4)
-
-
-def test_agreement_is_the_same(monkeypatch):
-    model, ids = tiny("llama"), torch.randint(0, 96, (3, 40))
-    once = measure(model, ["int4"], ids, 8)["int4"]
-    monkeypatch.setattr("eval.accuracy.agreement.steps_at_once", lambda cache: False)
-    steps = measure(model, ["int4"], ids, 8)["int4"]
-    for name, values in once["values"].items():
-        assert values == pytest.approx(steps["values"][name], abs=1e-4)
-    assert once["bytes"] == pytest.approx(steps["bytes"], rel=1e-6)
 
 
 class Held:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 from pathlib import Path
@@ -12,11 +11,10 @@ from lm_eval.api.model import CachingLM
 from lm_eval.tasks import TaskManager
 
 from eval.__main__ import main
-from eval.accuracy import KVLabLM, taskset
+from eval.accuracy import KVLabLM
 from eval.accuracy.lm import identity
 from eval.accuracy.prefill import Prompt
 from eval.core.results import Store
-from eval.report import records as report
 
 TASK = """task: my_fact
 dataset_path: json
@@ -146,24 +144,6 @@ def test_a_users_own_task_on_our_command(mine, ours, tmp_path, capsys):
     assert cells(tmp_path)["my_fact"]["metrics"][0]["n"] == 3
 
 
-def test_a_cell_knows_the_shots_that_its_task_fixes(mine, ours, tmp_path, capsys):
-    """As its result, so that an older cell, which knows nothing of them, is kept."""
-    task = TASK.format(rows=mine / "rows.jsonl").replace("my_fact", "my_shots")
-    (tmp_path / "my_shots.yaml").write_text(f"{task}num_fewshot: 1\nfewshot_split: test\n")
-    words = [*ours, "--tasks", str(tmp_path / "my_shots.yaml"), "--log-samples", "whole"]
-    assert main(words) == 0
-    cell = cells(tmp_path)["my_shots"]
-    assert cell["shots"] == 1 and cell["config"]["num_fewshot"] is None
-    assert logged(tmp_path, cell)[0]["prompt"].count(" ASK") == 2
-    assert report.row(cell, None)["shots"] == 1
-    del cell["shots"], cell["sum"]
-    (file,) = (tmp_path / "out" / "cells").glob("*my_shots*.json")
-    file.write_text(json.dumps(cell))
-    capsys.readouterr()
-    assert main(words) == 0 and "1 of 1 accuracy cells are kept" in capsys.readouterr().err
-    assert report.row(cells(tmp_path)["my_shots"], None)["shots"] is None
-
-
 def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
     rows = [{"goal": f"cool tea {i}", "sol1": "wait", "sol2": "boil it", "label": 0} for i in range(4)]
     (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -249,29 +229,6 @@ def test_bad_input_is_one_line(ours, capsys, tmp_path, monkeypatch, words, said)
     assert not list((tmp_path / "out").glob("cells/*.json"))
 
 
-def test_shots_that_a_task_writes_itself_stay_and_documents_without_a_file_have_a_digest(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    own = TASK.format(rows=tmp_path / "rows.jsonl").replace("my_fact", "written")
-    own += "num_fewshot: 1\nfewshot_config:\n  sampler: first_n\n  samples:\n"
-    own += "    - {facts: F., ask: a, choices: [Zoe, Max], label: 0}\n"
-    (tmp_path / "written.yaml").write_text(own)
-    rows = str(tmp_path / "rows.jsonl")
-    sources = taskset.Sources(named=(("written", str(tmp_path / "written.yaml")),), data=(("written", rows),))
-    task = taskset.prepared("written", None, 1234, sources)
-    shots = task.fewshot_docs() if callable(task.fewshot_docs) else task.fewshot_docs
-    assert [shot["choices"] for shot in shots] == [["Zoe", "Max"]]
-    monkeypatch.setattr(taskset, "files", lambda name, sources: [])
-    digests = {taskset.rows_digest.__wrapped__("written", sources)}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    taskset._on_rows.cache_clear()
-    taskset._looked_at.cache_clear()
-    digests |= {taskset.rows_digest.__wrapped__("written", sources), hashlib.sha256().hexdigest()[:12]}
-    assert len(digests) == 3  # of two documents, of one, and not that of nothing
-
-
 PIQA = {"goal": "cool tea", "sol1": "wait", "sol2": "boil it", "label": 0}
 TEXTS = {
     "broken": (json.dumps(PIQA) + '\n{"goal":\n', "line 2: this is no JSON (Expecting value)"),
@@ -310,9 +267,3 @@ def test_a_field_that_is_missing(ours, capsys, tmp_path, task, row, field):
     assert main([*ours, "--tasks", task, "--data", f"{task}={tmp_path / 'rows.jsonl'}"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f"line 1: the task needs a field {field!r}" in line
-
-
-def test_rows_may_be_a_list(ours, tmp_path):
-    (tmp_path / "rows.json").write_text(json.dumps([PIQA, PIQA], indent=1))
-    assert main([*ours, "--tasks", "piqa", "--data", f"piqa={tmp_path / 'rows.json'}"]) == 0
-    assert cells(tmp_path)["piqa"]["metrics"][0]["n"] == 2

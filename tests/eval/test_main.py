@@ -14,13 +14,9 @@ from unittest import mock
 
 import psutil
 import pytest
-from datasets.exceptions import DatasetNotFoundError
-from huggingface_hub.errors import EntryNotFoundError
-from lm_eval.tasks import TaskManager
 
-from eval.__main__ import chosen, main, split
-from eval.accuracy import agreement, taskset, worker
-from eval.core.errors import Problem
+from eval.__main__ import main
+from eval.accuracy import agreement, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,49 +115,6 @@ def test_models_that_cannot_be_used(capsys, tmp_path, folder):
 def test_a_built_in_task_without_its_data_is_one_line(capsys, tmp_path, folder):
     words = ["--model", str(folder), "--tasks", "piqa", "--out", str(tmp_path / "out")]
     assert "could not be fetched" in refused(capsys, "accuracy", *words)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ConnectionError("no"), "could not be fetched (ConnectionError)"),
-        (DatasetNotFoundError("no"), "could not be fetched (DatasetNotFoundError)"),
-        (EntryNotFoundError("no"), "could not be fetched (EntryNotFoundError)"),
-        (TypeError("no"), "task 'piqa' cannot be loaded: TypeError: no"),
-        (ValueError("no"), "task 'piqa' cannot be loaded: no"),
-    ],
-)
-def test_only_what_could_not_be_fetched_is_said_so(monkeypatch, error, said):
-    def load(*_):
-        raise error
-
-    monkeypatch.setattr(TaskManager, "load", load)
-    with pytest.raises(Problem) as refusal:
-        taskset.load("piqa")
-    assert said in str(refusal.value)
-
-
-def test_words_are_split_at_spaces_and_commas():
-    assert split(["full,h2o:budget=0.2,recent=0.5,int4", "fp8"], "methods") == [
-        "full",
-        "h2o:budget=0.2,recent=0.5",
-        "int4",
-        "fp8",
-    ]
-    with pytest.raises(Problem, match="no task"):
-        split([""], "tasks")
-
-
-def test_default_folders():
-    def folder(*words: str) -> Path:
-        return chosen(words)[-1].folder
-
-    assert folder("all") == folder("attention") == folder("report") == Path("results/demo")
-    assert folder("all", "--limit", "4") == Path("results/demo-limit4")
-    assert folder("speed", "--suite", "wide") == Path("results/bench")
-    assert folder("all", "--model", "some/name-1b") == Path("results/name-1b")
-    assert folder("offload") == Path("results/offload")
-    assert folder("static-graph") == Path("results/static_graph")
 
 
 def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):

@@ -100,17 +100,6 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
     assert (tmp_path / "offload-timeline-infinigen.png").stat().st_size > 5000
 
 
-def test_too_little_memory_is_one_line_and_loses_nothing(quick, tmp_path, monkeypatch, capsys):
-    shutil.copytree(quick[0] / "cells", tmp_path / "cells")
-    shutil.copy(quick[0] / "offload.json", tmp_path)
-    monkeypatch.setattr(walltime, "WIDE_TOKENS", 96)
-    monkeypatch.setattr(walltime.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
-    assert main(["offload", "--experiments", "link", "--out", str(tmp_path)]) == 2
-    assert "needs 0.1 GB of memory, but 0.0 are free" in capsys.readouterr().err
-    assert json.loads((tmp_path / "offload.json").read_text()) == quick[1]
-    assert run(tmp_path, "breakdown") == quick[1]
-
-
 def test_the_tables_of_similarity_and_recall():
     model = tiny("opt")
     given = SimpleNamespace(models=["tiny"], load=lambda name: (model, None))
@@ -145,18 +134,3 @@ def test_questions_are_answered_from_what_the_method_holds():
     assert found["full"][1] == 0
     ids, mask = pad_left([[5, 6, 7], [8]], 0, "cpu")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-
-
-def test_saturation_is_the_first_length_above_the_link():
-    rows = simulated.saturated("bandwidth", "it", {128: 10.0, 256: 20.0, 512: 70.0}, "measured")
-    assert [(row["system"], row["value"]) for row in rows] == [
-        ("it: saturates PCIe 3 from", 256),
-        ("it: saturates PCIe 4 from", 512),
-        ("it: saturates PCIe 5 from", 512),
-    ]
-
-
-def test_the_command_names_a_wrong_experiment(tmp_path, capsys):
-    assert main(["offload", "--out", str(tmp_path), "--experiments", "latncy"]) == 2
-    assert "--experiments latncy: expected one of similarity, recall" in capsys.readouterr().err
-    assert not (tmp_path / "offload.json").exists()

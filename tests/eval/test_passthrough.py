@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 
 import pytest
 from lm_eval._cli.harness import HarnessCLI
 
-from eval.__main__ import chosen, main
-from eval.accuracy import KVLabLM, boundaries, passthrough, settings, taskset, yamls
+from eval.__main__ import main
+from eval.accuracy import KVLabLM, passthrough, settings, taskset
 from eval.core.errors import Problem
-from eval.tasks import needles
 
 TASK = """task: mine
 dataset_path: json
@@ -68,12 +66,6 @@ def test_needles_know_the_models_tokenizer(folder, more, prepared):
     about = prepared(*words, "--tasks", "needles_single", *more)["metadata"]
     assert about.pop("tokenizer") == str(folder)
     assert about == ({"lengths": [256], "documents": 2} if more else {})
-
-
-def test_needles_run(folder, capsys):
-    words = ["lm-eval", "run", "--model", "kvlab", "--model_args", f"pretrained={folder},method=full"]
-    assert main([*words, "--tasks", "needles_single", "--limit", "1", "--metadata", NEEDLES]) == 0
-    assert "|needles_single|" in capsys.readouterr().out
 
 
 def test_a_model_by_its_bare_name_and_a_users_own_tokenizer(prepared, monkeypatch):
@@ -190,12 +182,6 @@ def test_what_lm_eval_has_an_option_for_is_no_argument_of_the_model(folder, prep
         prepared(*words, f"pretrained={folder},{name}=4")
 
 
-def test_a_known_cut_is_not_replaced(folder, prepared):
-    words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
-    with pytest.raises(Problem, match="the cut of task recall is known"):
-        prepared(*words, f"pretrained={folder},protocol=context-first,context_until=x")
-
-
 def test_the_protocol_is_named_by_whoever_does_not(folder, prepared):
     words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
     assert prepared(*words, f"pretrained={folder}")["model_args"]["protocol"] == "question-inside"
@@ -203,21 +189,9 @@ def test_the_protocol_is_named_by_whoever_does_not(folder, prepared):
     assert about == {"pretrained": str(folder), "protocol": "context-first"}
 
 
-def test_a_chat_template_that_the_tokenizer_lacks_is_one_line(here, folder, capsys):
-    words = ["--model", "kvlab", "--tasks", "recall", "--limit", "1", "--apply_chat_template"]
-    assert main(["lm-eval", "run", *words, "--model_args", f"pretrained={folder},method=full"]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line == "error: apply_chat_template: this model's tokenizer has no chat template"
-
-
 def test_validate_knows_our_tasks(here, capsys):
     words = ["lm-eval", "validate", "--tasks", "piqa,recall,needles_single,mine", "--include_path", "."]
     assert main(words) == 0 and "All tasks found" in capsys.readouterr().out
-
-
-def test_ls_is_given_our_folder_and_the_users(here, prepared):
-    assert prepared("ls", "tasks")["include_path"] == [str(taskset.FOLDER)]
-    assert prepared("ls", "tasks", "--include_path", ".")["include_path"] == [str(taskset.FOLDER), "."]
 
 
 BAD = {
@@ -254,15 +228,6 @@ def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys
     line = line_of(capsys, *command, folder, ".", "--tasks", "bad")
     assert "task bad: broken.yaml: this YAML does not parse: line 3" in line
     assert "doc_to_txt" in line_of(capsys, *command, folder, ".", "--tasks", "mine")
-
-
-def test_a_group_member_whose_cut_is_no_text_is_one_line():
-    with pytest.raises(Problem, match=r"context_until of task t: expected the text .* got 5"):
-        boundaries.rule_of("t", 5)
-    with pytest.raises(ValueError, match="context_until='': expected the text"):
-        KVLabLM(context_until="")
-    with pytest.raises(ValueError, match="expected protocol context-first"):
-        KVLabLM(context_until="WHO")
 
 
 def test_what_is_bad_and_not_wanted_stops_nothing(here, prepared):
@@ -304,12 +269,6 @@ def test_a_group_in_a_named_file_finds_its_members_beside_it(here):
     assert taskset.check([name], taskset.Sources(named=((name, file),))) == ["mine"]
 
 
-def test_a_python_task_needs_no_keys_of_ours(here):
-    (here / "code.py").write_text("class Mine:\n    pass\n")
-    (here / "code.yaml").write_text("task: mine\nclass: !function code.Mine\nanything: 1\n")
-    assert yamls.name_of(yamls.read("code.yaml", "--tasks")) == "mine"
-
-
 @pytest.mark.parametrize(("package", "extra", "task"), [
     ("wonderwords", "ruler", "niah_single_1"),
     ("jieba", "longbench", "longbench_qasper"),
@@ -322,21 +281,6 @@ def test_a_missing_package_names_our_extra(here, capsys, monkeypatch, package, e
     line = line_of(capsys, *command.split(), "--tasks", task)
     assert f'the package {package} is not installed: pip install "kvlab[{extra}]"' in line
     assert "lm_eval[" not in line
-
-
-def test_what_needles_are_told():
-    assert set(settings.NAMES) == {*inspect.signature(needles.dataset).parameters} - {"kind", "told"}
-    settings.check(["needles_single"], [], {"lengths": [256], "tokenizer": "x"})
-    settings.check(["recall"], [], {"foo": 1})
-    settings.check(["needles_single"], ["mine"], {"max_seq_lengths": [512]})
-    for others, name, said in (
-        ([], "foo", "expected one of lengths, documents, tokenizer$"),
-        ([], "max_seq_lengths", r"did you mean lengths\?$"),
-        ([], "pretrained", "--metadata pretrained"),
-        (["mine"], "lenghts", r"did you mean lengths\?$"),
-    ):
-        with pytest.raises(Problem, match=said):
-            settings.check(["recall", "needles_single"], others, {name: [256]})
 
 
 def test_what_rulers_tasks_are_told():
@@ -358,39 +302,9 @@ def test_what_rulers_tasks_are_told():
             settings.check(ours, others, {name: [256]})
 
 
-@pytest.mark.parametrize("task", ["niah_single_1", "ruler"])
-@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
-def test_a_name_that_rulers_tasks_do_not_know_is_refused(here, capsys, monkeypatch, task, command):
-    """Before any rows are made."""
-    monkeypatch.setattr(taskset, "load", lambda *_: pytest.fail("rows were made"))
-    line = line_of(capsys, *command.split(), "--tasks", task, "--metadata", '{"max_seq_length": [512]}')
-    assert "--metadata max_seq_length:" in line and "did you mean max_seq_lengths?" in line
-
-
-@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
-def test_a_name_that_needles_do_not_know_is_refused(here, capsys, command):
-    words = [*command.split(), "--tasks", "needles_single", "--metadata", '{"lenghts": [256]}']
-    assert "--metadata lenghts" in (line := line_of(capsys, *words)) and "did you mean lengths?" in line
-
-
-@pytest.mark.parametrize("said", ["max_seq_lengths=512", '{"max_seq_lengths": [512]}'])
-@pytest.mark.parametrize("task", ["niah_single_1", "ruler_vt", "ruler", "longcxt"])
-def test_one_length_of_rulers_is_a_list_of_one(folder, prepared, task, said):
-    words = ["--tasks", task, "--metadata", said]
-    about = prepared("run", "--model", "kvlab", "--model_args", f"pretrained={folder}", *words)["metadata"]
-    assert about == {"tokenizer": str(folder), "max_seq_lengths": [512]}
-    accuracy = chosen(["accuracy", "--model", str(folder), *words])[-1]
-    accuracy._check_options()
-    assert json.loads(accuracy.sources.metadata) == about
-
-
 @pytest.mark.parametrize("said", ['["a"]', '"512"', "[]", "0", "[512, -1]", "[512.5]", "true", "null"])
 @pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
 def test_what_is_no_length_of_rulers_is_one_line(here, capsys, command, said):
     words = [*command.split(), "--tasks", "recall,niah_single_1", "--metadata"]
     line = line_of(capsys, *words, f'{{"max_seq_lengths": {said}}}')
     assert "--metadata max_seq_lengths=" in line and "expected whole numbers of tokens above 0" in line
-
-
-def test_lengths_of_another_task_are_its_own():
-    assert settings.lengths(["mine"], {"max_seq_lengths": 512}) == {"max_seq_lengths": 512}

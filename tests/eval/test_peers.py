@@ -1,29 +1,20 @@
 """Peers: two sides of a document compared, each by files and in a process of its own."""
 
 import contextlib
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from eval.__main__ import main
 from eval.reproduce import peers
-from eval.reproduce.peers import PAIRS, Peers, compared, written
+from eval.reproduce.peers import PAIRS, Peers, compared
 from eval.reproduce.sides import Ours, Theirs, answered
 from kvlab.models import source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = {"ids": list(range(3, 43)), "cut": 36, "choices": [[5], [6, 7]], "label": 1, "kept": 12}
-
-
-def test_a_press_is_written_as_one_writes_it():
-    press = {"AdaKVPress": {"press": {"SnapKVPress": {"window_size": 16}}}}
-    assert written(press) == "AdaKVPress(SnapKVPress(window_size=16))"
 
 
 def test_compared_says_what_differs():
@@ -99,12 +90,6 @@ def test_both_sides_score_what_the_model_says(plain, loaded):
     assert all(one["bytes"] >= 2 * 3 * 2 * 36 * plain.config.head_dim * 4 for one in told)
 
 
-def test_our_side_holds_the_count(loaded):
-    told = answered(Ours(loaded[0], "sinks"), DOCUMENT)
-    assert told["held"] == [[[0, 1, 2, 3, *range(28, 36)]] * 2] * 3
-    assert told["held"] == answered(Ours(loaded[0], "sinks:sinks=4"), DOCUMENT)["held"]
-
-
 def test_their_side_finds_what_a_press_kept(plain):
     assert (
         answered(Theirs(KVPRESS, plain, {"DroppingPress": {}}, 0.8), DOCUMENT)["held"]
@@ -114,49 +99,6 @@ def test_their_side_finds_what_a_press_kept(plain):
     assert held == [[[at for at in range(36) if at != 4], list(range(36))]] * 3
     for layer in plain.model.layers:
         layer.self_attn.masked_key_indices = None
-
-
-def test_a_side_is_a_process_that_files_tell_what_to_do(folder, tmp_path):
-    """One run that works and one that does not."""
-    runs, job, found = (
-        [{"method": "keydiff"}, {"method": "snapkv:kernel=2"}],
-        tmp_path / "job",
-        tmp_path / "it",
-    )
-    told = {"model": str(folder), "documents": [DOCUMENT], "runs": runs, "found": str(found)}
-    job.write_text(json.dumps(told))
-    subprocess.run([sys.executable, "-m", "eval.reproduce.sides", "ours", str(job)], cwd=ROOT, check=True)
-    good, bad = json.loads(found.read_text())
-    assert [len(head) for layer in good["documents"][0]["held"] for head in layer] == [12] * 6
-    assert "kernel" in bad["error"]
-
-
-@pytest.mark.parametrize("protocol", ["context-first", "question-inside"])
-def test_documents_are_cut_where_the_protocol_says(protocol):
-    from transformers import AutoTokenizer
-
-    model = str(source_of(None))
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    for document in Peers(limit=3).documents(model, "recall", protocol):
-        said = tokenizer.decode(document["ids"][document["cut"] :])
-        assert said.strip().startswith("Question:") == (protocol == "context-first")
-        assert (len(document["ids"]) - document["cut"] == 1) == (protocol == "question-inside")
-        assert document["kept"] == int(document["cut"] * (1 - 0.8))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--tasks", "piqa"], "--tasks piqa: expected one of recall, needle"),
-        (["--dtype", "bfloat16"], "both sides run in float32"),
-        ([], "run make peers"),
-    ],
-)
-def test_bad_input_is_one_line(words, said, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(peers, "THERE", tmp_path / "python")
-    assert main(["peers", *words, "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
 
 
 def test_the_tables_name_every_pair_and_no_other():

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
-import sys
 import weakref
 from types import SimpleNamespace
 
-import numba
 import pytest
 import torch
 
@@ -128,31 +125,3 @@ def test_seconds_are_each_methods_own_and_the_prefill_is_apart(asked, loaded, mo
             "prefill_seconds": 100 * len(passes),
             "together": 3,
         }
-
-
-def test_the_clock_goes_without_numba_as_in_a_workshops_kit(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    for name in [name for name in sys.modules if name.startswith("numba.")]:
-        monkeypatch.delitem(sys.modules, name)
-    spec = importlib.util.spec_from_file_location("clock_without_numba", clock.__file__)
-    without = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(without)
-    assert without.compiled() == 0 and without.Clock().prepared == 0
-
-
-def test_what_is_compiled_once_is_nobodys_time(monkeypatch):
-    """Else the first cell of a fresh machine takes 46 seconds, and the next one a third of a second."""
-    before = clock.compiled()
-    numba.njit(lambda x: x + 1)(1)
-    assert clock.compiled() > before
-    now, compiled = [0.0], [30.0]
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(clock, "compiled", lambda: compiled[0])
-    watch = clock.Clock()
-    with watch.of("full"):
-        now[0], compiled[0] = 46.0, 70.0
-        with watch.of(None):
-            now[0], compiled[0] = 50.0, 71.0
-        now[0] = 52.0
-    watch.stop()
-    assert (watch.own["full"], watch.prepared, watch.shared, watch.total) == (8.0, 41.0, 3.0, 52.0)

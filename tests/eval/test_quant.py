@@ -52,8 +52,3 @@ def test_rows(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(quant, "EXPERIMENTS", {})  # nothing is made again
     assert main(words) == 0
     assert json.loads((out / "quant.json").read_text()) == rows
-
-
-def test_an_unknown_experiment_is_one_line(tmp_path, capsys):
-    assert main(f"quant --experiments bit --out {tmp_path}".split()) == 2
-    assert capsys.readouterr().err.strip() == "error: --experiments bit: expected one of bits, drift"

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -15,7 +14,7 @@ import kvlab
 from eval import report
 from eval.core.machine import machine, versions
 from eval.core.results import Store
-from eval.report import page, plots, statistics, tables, terminal
+from eval.report import statistics, tables
 from eval.speed.baselines import BASELINES
 
 LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
@@ -142,24 +141,6 @@ def test_the_page_stands_by_itself(written):
     assert 'name="viewport"' in page
 
 
-def test_the_page_says_how_it_was_made(written):
-    page = written[1]
-    for words in (
-        "tail = 1",
-        "the first 90% of each window",
-        "python -m eval all --limit 100",
-        "abc",
-        "H2O",
-    ):
-        assert words in page
-
-
-def test_timings_of_a_busy_machine_are_said(written):
-    printed, text, _ = written
-    for told in (printed, text):
-        assert "The machine was busy: 2 of " in " ".join(told.split())
-
-
 def test_marks_and_headline(written, store):
     printed, page, _ = written
     (board,) = tables.boards(list(store.records()))
@@ -187,14 +168,6 @@ def test_figures_are_files_and_repeatable(written, store):
     assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}
 
 
-def test_labels_are_kept_apart():
-    placed = plots.apart([0.5, 0.5, 0.51, 0.9], 0.1, 0.0, 1.0)
-    ordered = sorted(placed)
-    assert all(b - a > 0.099 for a, b in pairwise(ordered))
-    assert min(placed) >= 0
-    assert max(placed) <= 1
-
-
 def test_paired_differences():
     gap, error = statistics.paired([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0])
     assert gap == pytest.approx(0.25)
@@ -204,71 +177,3 @@ def test_paired_differences():
     assert error > 0
     assert statistics.paired([1.0], [1.0]) is None
     assert statistics.paired(["a", "b"], ["a", "b"]) is None
-
-
-def test_sizes():
-    assert [tables.size(n) for n in (0, 999, 6.9e6, 2e12)] == ["0 B", "999 B", "6.9 MB", "2e+03 GB"]
-
-
-def test_an_almost_empty_store(tmp_path):
-    made = Store(tmp_path)
-    made.prepare()
-    made.save(cell("full", "speed:model:256", [], rows=[]))
-    report.write(made, console=Console(file=io.StringIO(), width=80))
-    assert "Results for m." in (tmp_path / "report.html").read_text()
-
-
-TASKS = {"recall": 100.0, "needle": 100.0, "chain": 100.0, "recall_em": 100.0, "needle_em": 100.0,
-         "chain_em": 100.0, "cloze": 100.0, "prose": 9876.0}  # fmt: skip
-
-
-@pytest.fixture()
-def wide(tmp_path):
-    """A store with the longest names and numbers that the default tasks and contexts may bring."""
-    made = Store(tmp_path)
-    made.prepare()
-    held = {"device_bytes": 1e6, "host_bytes": 1e6, "moved_bytes": 1e6, "row_steps": 9}
-    for method in ("full", "infinigen:budget=0.2"):
-        for task, value in TASKS.items():
-            better = task != "prose"
-            name = "word_perplexity" if not better else "exact_match" if task.endswith("_em") else "acc"
-            found = row(name, value / 100 if better else value, better)
-            more = {"values": {name: [1.0] * 100}, "bytes": held, "value_bytes": 4, "chance": 0.25}
-            made.save(cell(method, task, [found], **more))
-        both = [row("top1", 1.0), row("kl", 12.3456, False)]
-        more = {"values": {"top1": [1.0], "kl": [1.0]}, "bytes": held, "value_bytes": 4}
-        made.save(cell(method, "agreement", both, **more))
-        for context in (256, 131072):
-            timing = {column.key: 0.5 for column in tables.COLUMNS} | {"context": context}
-            timing |= {"decode_ms": 12345.67, "prefill_ms": 123456.0, "read_gbps": 4800.0}
-            timing |= {"decode_ms_min": 12345.67, "decode_ms_max": 12345.67, "bandwidth_gbps": 4800.0}
-            made.save(cell(method, f"speed:model:{context}", [], rows=[timing]))
-    return made
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_nothing_is_cropped_and_what_has_no_room_follows_below(wide, width):
-    printed, _, _ = write(wide, width)
-    assert "…" not in printed
-    assert max(map(len, printed.partition("report: ")[0].splitlines())) <= width
-    count = sum(line.split()[:1] == ["full"] for line in printed.splitlines())
-    assert count == 2 if width == 200 else count > 2
-    words = printed.split()
-    for head in ("recall", "prose", "ppl", "KL", "@256", "@131072", "GB/s", "12345.67", "4800.0"):
-        assert head in words
-
-
-def test_a_column_is_one_line(wide, monkeypatch):
-    """A number that older cells do not have is shown as a dash, by the page and by the terminal."""
-    column = tables.Column("speed", "speed", "tokens/s at {context}", "tok/s\n@{context}", "{:.0f}".format)
-    for module in (tables, page, terminal):
-        monkeypatch.setattr(module, "COLUMNS", (column, *module.COLUMNS))
-    timing = {"context": 131072, "decode_ms": 2.0, "speed": 500.0}
-    wide.save(cell("int8", "speed:model:131072", [], rows=[timing]))
-    printed, text, _ = write(wide, 200)
-    assert "tokens/s at 131072" in text and "<td>500</td>" in text
-    assert all(len(set(cells)) == 1 for cells in Page(text).rows)
-    costs = printed.partition("tok/s")[2].splitlines()
-    found = {line.split()[0]: line.split() for line in costs if line.strip()}
-    assert found["int8"][6] == "500"  # after the method, three bytes and two of agreement
-    assert found["full"][6] == "–" and found["full"].count("–") == 1

@@ -15,8 +15,7 @@ import uuid
 import pytest
 
 from eval.__main__ import main
-from eval.core.digests import digest
-from eval.core.errors import Problem, one_line
+from eval.core.errors import Problem
 from eval.core.files import write_json
 from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
@@ -121,17 +120,6 @@ def test_numbers_that_are_not_json(store):
     assert json.loads((store.out / "x.json").read_text()) == {"a": [None, None, 1.0]}
 
 
-def test_incomplete_cells_are_refused(store):
-    with pytest.raises(ValueError, match="seconds"):
-        store.save({"model": "m", "method": "full", "task": "t", "config": {}})
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Problem, match="cannot be written"):
-        Store(tmp_path / "file" / "out").prepare()
-
-
 def test_tables(store):
     row = dict.fromkeys(("context", "prefill_ms", "decode_ms", "decode_ms_min"), 1.0)
     store.save(cell())
@@ -143,16 +131,6 @@ def test_tables(store):
         {"model", "method", "task", "protocol", "limit", "dtype", "metric", "value", "stderr", "n"}
     ]
     assert speed == [{"model": "m", "method": "full", **row}]
-
-
-def test_digests_and_lines(tmp_path):
-    (tmp_path / "a").write_text("1")
-    first = digest([tmp_path])
-    (tmp_path / "a").write_text("2")
-    assert digest([tmp_path]) != first
-    assert one_line("a\nb  c") == "a b c"
-    assert len(one_line("x" * 1000)) == 300
-    assert one_line(ValueError()) == "ValueError"
 
 
 # several runs
@@ -312,12 +290,6 @@ def change(field: str):
         one["rows"] = [{"decode_ms": 1.0}]
 
     return locals()[field]
-
-
-def test_other_settings_are_beside_each_other(halves):
-    a, b, c = halves
-    b.save(cell("full", config={"limit": 5}))
-    assert merge([a.where, b.where], c, pytest.fail) == (4, 4)
 
 
 @pytest.mark.parametrize(("field", "said"), [("metrics", "other metrics"), ("rows", "other rows")])

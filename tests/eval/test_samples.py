@@ -68,20 +68,6 @@ def test_what_was_asked_answered_and_held(folder, tmp_path, task, protocol):
                 assert all(shares) == (cell["method"] == "full")
 
 
-def test_how_much_is_kept(folder, tmp_path):
-    words = ["--tasks", "recall", "--methods", "full", "--log-samples"]
-    ((_, whole),) = run(folder, tmp_path / "whole", *words)
-    assert all(one["prompt"].endswith(one["question"]) for one in whole)
-    ((_, none),) = run(folder, tmp_path / "none", *words, "none")
-    assert none == [] and not (tmp_path / "none" / "samples").exists()
-    ((cell, short),) = run(folder, tmp_path / "short", *words, "short")
-    assert short == [{key: value for key, value in one.items() if key != "prompt"} for one in whole]
-    (file,) = (tmp_path / "short" / "samples").iterdir()
-    assert [json.loads(line) for line in file.read_text().splitlines()] == short
-    assert (tmp_path / "short" / "cells" / file.with_suffix(".json").name).exists()
-    assert cell["dtype"] == "float32" and cell["config"]["protocol"] == "question-inside"
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_are_those_of_the_positions(loaded, seed):
     """Rows of several lengths, under a keep whose heads hold other tokens."""

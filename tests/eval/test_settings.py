@@ -52,23 +52,6 @@ def test_lengths_and_documents(folder, told, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_one_length_is_a_list_of_one(folder):
-    task = needles(folder, lengths=400, documents=2)
-    assert [row["length"] for row in task.test_docs()] == [400, 400]
-
-
-def test_a_missing_metadata_key_is_named(tmp_path):
-    (tmp_path / "told.yaml").write_text(OWN)
-    (tmp_path / "rows.py").write_text(ROWS)
-    for told, expected in (({}, None), ({"colour": "red"}, "It is red.")):
-        sources = taskset.Sources(include=(str(tmp_path),), metadata=json.dumps(told))
-        if expected is None:
-            with pytest.raises(Problem, match=r"task 'told' cannot be loaded: .*'colour'"):
-                taskset.load("told", sources)
-        else:
-            assert taskset.load("told", sources)["told"].test_docs()[0]["facts"] == expected
-
-
 def test_rows_that_are_drawn_at_random_are_the_same_in_every_process(tmp_path):
     """As RULER's: a run that is resumed asks its methods of the same documents."""
     drawn = ROWS.replace("import datasets\n", "import random\n\nimport datasets\nimport numpy as np\n", 1)

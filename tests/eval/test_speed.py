@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-import kvlab
 from eval.__main__ import main
 from eval.core import workers
 from eval.core.errors import Failed
 from eval.report.tables import COLUMNS
-from eval.speed import baselines, models, speed, timing
+from eval.speed import speed, timing
 
 
 @pytest.fixture(autouse=True)
@@ -92,29 +90,6 @@ def test_workers_are_processes_that_say_what_went_wrong(folder):
     broken.stop()
 
 
-def test_the_wide_model(monkeypatch):
-    assert (models.WIDE["num_hidden_layers"], models.WIDE["hidden_size"]) == (4, 1024)
-    assert models.WIDE["hidden_size"] // models.WIDE["num_attention_heads"] == 128
-    small = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64}
-    monkeypatch.setattr(models, "WIDE", models.WIDE | small)
-    options = {"suite": "wide", "model": None, "device": "cpu", "dtype": None}
-    ours, theirs = models.load(options, "kvlab"), models.load(options, "sdpa")
-    ids = models.prompt(ours, 40)
-    assert ids.shape == (1, 40 - models.STEPS)
-    cache = kvlab.make_cache(ours, "full")
-    trace = kvlab.decode(ours, ids, cache, 4)
-    assert torch.equal(
-        theirs.generate(ids, max_new_tokens=4, do_sample=False)[:, ids.shape[1] :], trace.tokens
-    )
-    assert models.weight_bytes(ours) == sum(p.numel() * 4 for p in ours.parameters())
-
-
-def test_untied_embeddings_are_not_read(loaded):
-    model = loaded[0]
-    total = sum(p.numel() * 4 for p in model.parameters())
-    assert models.weight_bytes(model) == total - 400 * 32 * 4
-
-
 def test_summary_by_hand():
     one = {
         "prefill_ms": 10.0,
@@ -134,20 +109,3 @@ def test_summary_by_hand():
     assert row["prefill_ms"] == 15.0
     assert row["read_gbps"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e9)
     assert row["fraction_of_bandwidth"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e6)
-
-
-def test_baselines_are_those_whose_package_is_there(monkeypatch):
-    monkeypatch.setattr(baselines, "version", lambda package: None if package == "hqq" else "1")
-    assert baselines.baselines() == [name for name in baselines.BASELINES if name != "hf-hqq"]
-    assert baselines.PACKAGES.keys() <= baselines.QUANTIZED.keys() <= baselines.BASELINES.keys()
-
-
-def test_a_tensor_made_of_others_counts_as_those():
-    class Packed:
-        data, scale = torch.zeros(8), torch.zeros(2)
-
-        def __tensor_flatten__(self):
-            return ["data", "scale"], None
-
-    assert [part.nbytes for part in models.parts(Packed())] == [32, 8]
-    assert models.parts(Packed.data) == [Packed.data]

@@ -45,30 +45,6 @@ def test_two_processes_give_the_table_of_one(folder, tmp_path):
         assert found["scored"] == pytest.approx(cell["scored"], abs=1e-6)
 
 
-@pytest.mark.uncounted
-@pytest.mark.slow
-def test_who_ends_badly_after_the_work_takes_no_report_away(tmp_path):
-    """torchrun ends all processes with the first that ends badly, as one may whose work was right."""
-    script = tmp_path / "work.py"
-    script.write_text(
-        "import os, pathlib, sys, time, torch\n"
-        "from eval.__main__ import leave_together\n"
-        "torch.distributed.init_process_group('gloo')\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    time.sleep(2)\n"
-        "    pathlib.Path(sys.argv[1]).write_text('report')\n"
-        "leave_together()\n"
-        "sys.exit(int(os.environ['RANK']))\n"
-    )
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*start, str(script), str(tmp_path / "report")], env=environment, cwd=ROOT, text=True,
-        capture_output=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 1 and (tmp_path / "report").exists(), done.stderr
-
-
 def test_one_process_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert main(["accuracy", "--tp", "--out", str(tmp_path / "out")]) == 2

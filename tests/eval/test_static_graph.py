@@ -1,11 +1,8 @@
 """The measuring command on a tiny model: what it counts is right, whatever the clock says."""
 
-import json
-
 import pytest
 from tiny import tiny
 
-from eval.__main__ import main
 from eval.studies import static_graph
 
 SMALL = {"num_hidden_layers": 2}
@@ -57,16 +54,6 @@ def test_memory_and_requests():
     assert found["16 continuations, paged"]["reserved"] == (2 + 16 * 2) * 16 * 256
 
 
-def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(
-        static_graph.EXPERIMENTS, "prompt", lambda study: {"rows": static_graph.prompts(S, 20, (1, 64))}
-    )
-    assert main(["static-graph", "--experiments", "prompt", "--out", str(tmp_path)]) == 0
-    assert "chunks of 64" in capsys.readouterr().out
-    found = json.loads((tmp_path / "measured.json").read_text())["prompt"]
-    assert set(found["rows"]) == {"chunks of 1", "chunks of 64"} and found["threads"] == 1
-
-
 def test_several_tokens_and_every_way_to_hold_them():
     (row,) = static_graph.wide(S, 8, (4,), repeats=2).values()
     assert row["ratio"] == row["one by one"] / row["together"] > 0
@@ -78,9 +65,3 @@ def test_several_tokens_and_every_way_to_hold_them():
     assert size == {"24 fp32": 32, "24 fp16": 16, "24 int8": 8, "24 integers": 8}
     errors = [row["kl"] for row in found.values()]
     assert errors[0] == 0 <= errors[1] < 1e-5 < min(errors[2:]) and max(errors) < 0.01
-
-
-def test_drift_on_real_rows():
-    found = static_graph.drifting((1, 12))
-    assert set(found) == {"K, fixed", "K, anew", "V, fixed", "V, anew"}
-    assert all(0 < row["12"] < 0.1 for row in found.values())

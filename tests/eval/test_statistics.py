@@ -14,13 +14,9 @@ from scipy.stats import binomtest
 import kvlab
 from eval import report
 from eval.accuracy import worker
-from eval.accuracy.accuracy import Accuracy
-from eval.accuracy.worker import chance
-from eval.core import numbers
 from eval.core.machine import machine, versions
-from eval.core.numbers import shown
 from eval.core.results import Store
-from eval.report import budgets, records, statistics, tables
+from eval.report import budgets, statistics, tables
 
 
 @pytest.mark.parametrize("lost, won", [(0, 0), (6, 0), (5, 0), (12, 3), (4, 4), (1, 9)])
@@ -29,12 +25,6 @@ def test_mcnemar_is_the_exact_binomial_test(lost, won):
     full = [1.0] * lost + [0.0] * won + [1.0] * 7
     expected = binomtest(lost, lost + won).pvalue if lost + won else 1.0
     assert statistics.mcnemar(ours, full) == (lost, won, pytest.approx(expected))
-
-
-def test_six_lost_answers_are_more_than_noise_and_five_are_not():
-    full = [1.0] * 96
-    assert statistics.differs([0.0] * 6 + [1.0] * 90, full)
-    assert not statistics.differs([0.0] * 5 + [1.0] * 91, full)
 
 
 def test_parts_of_an_answer_are_no_matter_for_mcnemar():
@@ -48,26 +38,6 @@ def test_parts_of_an_answer_are_no_matter_for_mcnemar():
 ])  # fmt: skip
 def test_guessing_is_beaten_by_two_standard_errors_or_not(value, stderr, floor, above):
     assert statistics.beats(value, stderr, floor) == above
-
-
-def test_guessing_is_defined_task_by_task():
-    written = SimpleNamespace(OUTPUT_TYPE="generate_until", config=SimpleNamespace(metadata={"chance": 0.25}))
-    rolling = SimpleNamespace(OUTPUT_TYPE="loglikelihood_rolling", config=SimpleNamespace(metadata=None))
-    assert chance(None, [2, 4]) == 0.375
-    assert chance(written, []) == 0.25 and chance(rolling, []) is None
-    written.config.metadata = None
-    assert chance(written, []) == 0.0
-    told = SimpleNamespace(OUTPUT_TYPE="loglikelihood", config=SimpleNamespace(metadata=None))
-    assert chance(told, []) == 0.0
-
-
-@pytest.mark.parametrize(("metric", "better", "text"), [
-    ("acc", True, "100.0"), ("exact_match,strict", True, "100.0"), ("512", True, "100.0"),
-    ("word_perplexity", False, "1"), ("f1", True, "1"), ("acc", False, "1"),
-])  # fmt: skip
-def test_shares_of_answers_are_shown_alike_by_whatever_name(metric, better, text):
-    """RULER's metrics are called by the length of the text."""
-    assert shown({"metric": metric, "higher_is_better": better, "value": 1.0}) == text
 
 
 def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):
@@ -92,16 +62,6 @@ def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):
 def test_the_front_is_what_nothing_beats():
     points = [(50, 90), (20, 40), (20, 60), (30, 55), (100, 90), (10, 10)]
     assert budgets.front(points) == [(10, 10), (20, 60), (50, 90)]
-
-
-def test_budgets_are_for_methods_that_have_one_and_name_none():
-    found = Accuracy(methods=("full", "h2o", "h2o:budget=0.3", "sinks:sinks=2"), budgets=("0.1", "0.4"))
-    assert [spec.text for spec in found.specs] == [
-        "full", "h2o:budget=0.1", "h2o:budget=0.4", "h2o:budget=0.3",
-        "sinks:sinks=2,budget=0.1", "sinks:sinks=2,budget=0.4",
-    ]  # fmt: skip
-    assert records.curve_of("sinks:sinks=2,budget=0.1") == ("sinks:sinks=2", 0.1)
-    assert records.curve_of("h2o") == ("h2o", 0.2) and records.curve_of("full") == ("full", None)
 
 
 def cell(method, right, count=40, task="recall", **more):
@@ -191,23 +151,6 @@ def test_cells_of_two_protocols_are_never_compared(tmp_path):
         ("h2o:budget=0.2", "question-inside"): "",
     }  # fmt: skip
     assert "protocol question-inside, eviction every-step\nprotocol context-first, eviction once" in printed
-
-
-def test_one_budget_is_drawn_where_it_is_asked_for():
-    (board,) = tables.boards([cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
-    found = board.rows
-    assert not budgets.drawable(found) and len(budgets.drawable(found, points=True)) == 3
-    alone = tables.boards([cell("full", 38)])[0].rows
-    assert not budgets.drawable(alone, points=True)
-    left = budgets.curves(found).axes[0]
-    xs = [float(one.lines[0].get_xdata()[0]) for one in left.containers]
-    assert xs[0] == 100 and xs[1] == 20 and 20 < xs[2] < 22  # side by side, where one would hide the other
-
-
-def test_a_length_of_ruler_is_a_share():
-    metric = {"metric": "1024", "value": 0.22, "higher_is_better": True}
-    assert numbers.is_share(metric) and numbers.shown(metric) == "22.0"
-    assert not numbers.is_share(metric | {"metric": "word_perplexity"})
 
 
 @pytest.mark.parametrize("method, share", [

@@ -96,28 +96,6 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     assert len(table) == 2 + 2 * len(turns.NARROW) + 2 and "weights in bf16 (" in table[-1]
 
 
-def test_what_a_run_measures(monkeypatch):
-    monkeypatch.setattr(steps, "named", str)  # SmolLM2 may not have been fetched here
-    monkeypatch.setattr(steps, "model_digest", str)
-    asked = steps.Steps()
-    tasks = {(cell.model, cell.task) for cell in asked.cells()}
-    assert len(tasks) == len(asked.cells()) == 4 + 4 + 1 + 4 + 4 + 2
-    assert {("workshop", "steps:weights=bf16:256"), ("smollm2", "steps:prompt:8192")} <= tasks
-    monkeypatch.setattr(llama, "there", lambda: True)
-    assert not asked.notes()
-
-
-def test_too_many_steps_are_refused(tmp_path, capsys):
-    assert main(["steps", "--contexts", "64", "--rounds", "8", "--out", str(tmp_path)]) == 2
-    assert "at least 65" in capsys.readouterr().err
-
-
-def test_a_model_that_is_not_there_is_said_once(tmp_path, capsys):
-    assert main(["steps", "--models", "workshop", "NONESUCH", "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "no configuration could be loaded from 'NONESUCH'" in said[0]
-
-
 @built
 def test_llama_computes_the_same_model(llama_folder, quick):
     bench = turns.Bench(str(llama_folder), 64)
@@ -131,75 +109,3 @@ def test_llama_computes_the_same_model(llama_folder, quick):
             row.method
         )
     bench.close()
-
-
-@built
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
-def test_llama_with_narrow_weights(weights, tmp_path):
-    """Nearly the same logits, of fewer bytes; both say how their weights are held."""
-    folder = saved(tmp_path, intermediate_size=64, tie_word_embeddings=True)
-    bench = turns.Bench(str(folder), 64, weights=weights)
-    rows = bench.rows()
-    assert [row.engine for row in rows[-3:]] == [f"kvlab, compiled, {weights} weights"] * 3
-    theirs = llama.OF_WEIGHTS[weights]
-    assert {row.engine for row in rows[:-3]} == {f"llama.cpp, {theirs} weights"} and len(rows) == 9
-    numbers = sum(p.numel() for p in bench.theirs.parameters() if p.dim() > 1)
-    norms = 4 * sum(p.numel() for p in bench.theirs.parameters() if p.dim() == 1)
-    per_weight = {"bf16": 2, "q8_0": 34 / 32}[theirs]
-    assert rows[0].weights == (theirs, numbers * per_weight + norms)
-    ids = torch.arange(1, 20)[None]
-    right = bench.theirs(ids).logits[0, -1]
-    for row in rows:
-        if row.method in ("f32, flash off", "full"):
-            off = (row.logits(ids) - right).abs().max() / right.abs().max()
-            assert 1e-5 < off < 0.03
-    bench.close()
-
-
-@built
-def test_a_prompt_of_several_chunks(tmp_path):
-    bench = turns.Bench(str(saved(tmp_path)), 2 * llama.CHUNK)
-    ids = bench.ids(llama.CHUNK + 9)
-    right = bench.theirs(ids).logits[0, -1]
-    row = bench.of_llama("f32", False)
-    turns.fed(row, 1, ids)
-    assert row.run.position == row.run.held == llama.CHUNK + 9
-    row.run.close()
-    off = row.logits(ids) - right
-    assert off.abs().max() < 1e-4 * right.abs().max()
-    bench.close()
-
-
-def test_a_type_that_cannot_hold_a_model(llama_folder, tmp_path):
-    """104 weights in a row are no whole blocks."""
-    model = turns.loaded(str(llama_folder), 64)
-    assert llama.holds(model, "bf16") and not llama.holds(model, "q8_0")
-    pytest.importorskip("gguf")
-    with pytest.raises(ValueError, match="q8_0 holds rows of a multiple of 32"):
-        llama.write(model, tmp_path / "model.gguf", "q8_0")
-    assert turns.Bench(str(llama_folder), 64, weights="int8").llama is None
-
-
-@built
-def test_a_filled_cache_is_attended_to_whole(llama_folder):
-    """Two chunks that hold the same tokens are as one, with every weight halved: the same logits; a third
-    that holds others is not."""
-    bench = turns.Bench(str(llama_folder), 64)
-    found = []
-    for tokens in (llama.CHUNK, 2 * llama.CHUNK):
-        context = llama.Context(bench.llama, bench.shape, "f32", False, tokens + 8, 1)
-        for chunk in range(tokens // llama.CHUNK):
-            context._decode([1 + i % 97 for i in range(llama.CHUNK)], 0, chunk)
-            if chunk:
-                context.api.llama_memory_seq_cp(context.memory, chunk, 0, -1, -1)
-        context.position = llama.CHUNK
-        found.append(context.feed(torch.ones(1, 1, dtype=torch.long)))
-        context.close()
-    filled = llama.Context(bench.llama, bench.shape, "f32", False, 2 * llama.CHUNK, 1)
-    filled.fill(2 * llama.CHUNK)
-    other = filled.feed(torch.ones(1, 1, dtype=torch.long))
-    filled.close()
-    bench.close()
-    scale = found[0].abs().max()
-    assert 0 < (found[0] - found[1]).abs().max() / scale < 0.02  # the new token's own weight is halved too
-    assert (other - found[1]).abs().max() / scale > 1e-3

@@ -1,7 +1,6 @@
 """The documents say what the collected studies say, and those are whole."""
 
 import json
-import re
 from pathlib import Path
 
 import pyarrow.parquet
@@ -62,12 +61,6 @@ def test_the_flat_table_and_the_pictures_are_of_the_rows(file, tmp_path):
 def test_documents_say_what_is_stored(document):
     text = document.read_text(encoding="utf-8")
     assert documents.MARKED.search(text) and documents.filled(text) == text
-
-
-@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda document: document.name)
-def test_pictures_of_documents_are_there(document):
-    shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
-    assert [file for file in shown if not (document.parent / file).is_file()] == []
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,6 @@ def test_what_cannot_be_is_one_line(words, why, capsys):
     assert why in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_speed_is_measured_on_one_device(capsys):
-    assert main(["speed", "--device", "cpu,cpu"]) == 2
-    assert "speed is made on one device" in capsys.readouterr().err
-
-
 def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys):
     words = ["accuracy", "--model", str(folder), "--tasks", "recall", "--methods", "full", "--jobs", "0"]
     words += ["--out", str(tmp_path), "--samples", '{"recall": [5, 2]}', "--write_out"]
@@ -148,12 +143,6 @@ def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys):
     assert len(shown) == 1 and repr(found[0]["prompt"]) in shown[0]
     assert main(["--config", str(tmp_path / "run.json")]) == 0
     assert "1 of 1 accuracy cells are kept" in capsys.readouterr().err
-
-
-def test_documents_that_a_task_lacks_are_one_line(folder, tmp_path, capsys):
-    words = ["accuracy", "--model", str(folder), "--tasks", "recall", "--methods", "full", "--jobs", "0"]
-    assert main([*words, "--out", str(tmp_path), "--samples", '{"recall": [0, 96]}']) == 1
-    assert "--samples recall: 96 is none of its documents 0 to 95" in capsys.readouterr().err
 
 
 def test_shards_are_all_and_none_is_made_twice():

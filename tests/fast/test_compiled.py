@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 import warnings
 
 import numpy as np
@@ -164,22 +163,6 @@ def test_weights_are_held_once_and_read_where_they_are(steps):
     with pytest.warns(UserWarning, match="decodes with the eager engine: it compiles models in fp32"):
         decoded(fast, "full", [prompt(12)])
     assert len(steps) == 8, "fp64 is not compiled"
-
-
-def test_two_models_in_one_process_and_a_copy_of_one(steps):
-    _, first = pair()
-    _, second = pair("llama", num_hidden_layers=2)
-    twin = copy.deepcopy(first)
-    with torch.no_grad():
-        twin.model.layers[0].mlp.up_proj.weight.mul_(3)
-    for model in (first, second, twin, first):
-        found = decoded(model, "full", [prompt(12)])
-        plain = copy.deepcopy(model)
-        del plain.forward
-        assert (found - decoded(plain, "full", [prompt(12)])).abs().max() <= 1e-4 * found.abs().max()
-    assert len(steps) == 4 * 8
-    with pytest.raises(TypeError, match="save_pretrained"):
-        pickle.dumps(first)
 
 
 @pytest.mark.parametrize("family, weights", [("llama", "fp32"), ("qwen2", "int8")])

@@ -58,15 +58,6 @@ def test_few_rows_other_numbers_and_gradients_go_as_before(seen):
     assert seen
 
 
-def test_weights_that_are_small_or_large_wait_for_more_rows():
-    rows = torch.randn(prompts.MORE, 256)
-    suits = {
-        size: [prompts._suit(rows[:count], torch.randn(size, 256), None) for count in (LEAST, prompts.MORE)]
-        for size in (100, 256, 600, 33_000)
-    }
-    assert suits == {100: [False, False], 256: [False, True], 600: [True, True], 33_000: [False, True]}
-
-
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:There is a performance drop")
 def test_what_it_does_not_take_is_as_before(seen):
     class Own(torch.Tensor):

@@ -212,40 +212,11 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitpid(child, 0)[1] == 0 and team.helpers() is before
 
 
-@pytest.mark.skipif(team.sched_getcpu is None, reason="this system does not say where a thread runs")
-def test_a_helper_leaves_the_leaders_processor(monkeypatch):
-    """Where it would only keep the leader from running; it moves if there is another one."""
-    mine, seen = os.sched_getaffinity(0), []
-    here = min(mine)
-
-    def helper(allowed):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
-        os.sched_setaffinity(0, {here})  # of this thread alone
-        seen.append((team._apart(team.NOWHERE), team._apart(here), team._processor()))
-
-    for allowed in (mine, {here}):
-        thread = threading.Thread(target=helper, args=(allowed,))
-        thread.start()
-        thread.join()
-    (any_system, moved, there), (_, stays_out, stayed) = seen
-    assert any_system and moved == (len(mine) > 1) and (there != here) == moved
-    assert not stays_out and stayed == here
-
-
 def test_nan_does_not_vanish_on_threads():
     case = Into(2)
     case.given[3][0][500, 7] = np.nan
     found = case.call(2)[0][:, 0, 0]
     assert np.isnan(found[:, 500]).all() and np.isnan(found).sum() == 2
-
-
-def test_small_calls_stay_alone(monkeypatch):
-    monkeypatch.setattr(team, "ALONE", 10)
-    monkeypatch.setattr(team, "helpers", lambda: pytest.fail("a thread was woken"))
-    torch.set_num_threads(2)
-    seen = []
-    team.together(10, lambda *given: seen.append(given), 7)
-    assert seen == [(7, team.NOBODY, True)]
 
 
 def test_a_helper_that_fails_with_a_share_is_said_and_not_waited_for():
@@ -268,13 +239,3 @@ def test_a_helper_that_fails_with_a_share_is_said_and_not_waited_for():
     with pytest.raises(RuntimeError, match="beside this one failed"):
         team.together(0, step)
     assert team.together(0, lambda counters, leads: leads), "the next step is whole"
-
-
-def test_a_thread_that_may_not_move_does_not_help(monkeypatch):
-    def refused(*given):
-        raise PermissionError("sched_setaffinity")
-
-    monkeypatch.setattr(team, "_processor", lambda: 0)
-    monkeypatch.setattr(os, "sched_setaffinity", refused, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda which: {0, 1}, raising=False)
-    assert not team._apart(0) and team._apart(1)

@@ -116,12 +116,6 @@ def wait_for(run: subprocess.Popen, look):
     pytest.fail(f"nothing was seen: {run.communicate()[1]}")
 
 
-def test_a_process_of_rays_starts_without_the_grammars_of_jsonschema():
-    """`requirements-ray.txt` installs what jsonschema takes in their place."""
-    done = subprocess.run([sys.executable, "-c", "import ray, sys; print(*sys.modules)"], capture_output=True)
-    assert b"rfc3987_syntax" not in done.stdout and b" rfc3987 " in done.stdout
-
-
 def test_a_cluster_of_our_own_listens_on_this_machine_alone(sweep, tmp_path):
     run, heard = started(*sweep, "--on", "ray", "--actors", "1", "--out", str(tmp_path)), set()
     while run.poll() is None:
@@ -219,16 +213,6 @@ def test_a_cluster_that_runs_gives_the_local_table(cluster, sweep, local, tmp_pa
     assert {"full", "sinks:budget=0.5"} < {cell["method"] for cell in speed}  # and transformers' own
     assert sorted((starts(cluster) - before).values()) == [1, 1, 1, 1]
     assert (tmp_path / "report.html").exists()
-
-
-def test_two_halves_are_merged_into_the_whole(sweep, local, tmp_path):
-    """Made apart, a task on the one side and two on the other."""
-    before = sweep[: sweep.index("--tasks") + 1]
-    for name, tasks in (("a", ["recall"]), ("b", ["chain", "agreement"])):
-        assert main([*before, *tasks, "--jobs", "0", "--out", str(tmp_path / name)]) == 0
-    halves = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert main(["merge", *halves, "--out", str(tmp_path / "c")]) == 0
-    assert table(tmp_path / "c") == local
 
 
 def test_a_cluster_whose_token_is_not_shown_is_one_line(cluster, sweep, tmp_path):

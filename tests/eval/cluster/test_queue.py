@@ -253,14 +253,6 @@ def test_cells_say_where_and_in_how_many_tries(folder, tmp_path, monkeypatch, ca
     assert "failed: int8 on chain: lost" in capsys.readouterr().err
 
 
-def test_jobs_are_called_by_methods_task_and_protocol():
-    (sweep,) = chosen(["accuracy"])
-    assert sweep.called(("chain", ("full", "int8"))) == "full, int8 · chain · question-inside"
-    many = tuple(f"h2o:budget={number}" for number in range(1, 121))
-    said = "h2o:budget=1, h2o:budget=2, h2o:budget=3, 117 more · chain · question-inside"
-    assert sweep.called(("chain", many)) == said
-
-
 @pytest.mark.parametrize("noisy", [False, True])
 def test_speed_cells_have_a_node_for_themselves_or_say_that_they_had_not(
     folder, tmp_path, monkeypatch, noisy

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main
 from eval.cluster import pool
 from eval.core.errors import Problem
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def refused(capsys, *words: str) -> str:
@@ -56,11 +52,3 @@ def test_an_address_that_nobody_answers(monkeypatch):
     for wrong in ("ray:here", "ray:here:port", "ray:here:99999", "ray://here:10001"):
         with pytest.raises(Problem, match="HOST:PORT"):
             pool.place(wrong)
-
-
-def test_ray_is_not_imported_without_being_asked_for():
-    script = "import sys, eval.__main__, eval.cluster.pool; print('ray' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["False"]

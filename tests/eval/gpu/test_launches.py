@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import kvlab
 from eval.gpu import headline, launches, models, predict
 from kvlab import faster
 from kvlab.arithmetic import Machine
-from kvlab.measure.simulate import decode_works
 from kvlab.models import ModelShape
 
 H200 = Path(__file__).parents[3] / "docs" / "results" / "gpu" / "h200-61d36dd.json"
@@ -88,22 +86,3 @@ def operators_of(method: str) -> float:
         for tokens in (20, 1):
             model(torch.ones(1, tokens, dtype=torch.long), past_key_values=cache)
     return launches.counted(model, cache, torch.ones(1, 1, dtype=torch.long))
-
-
-def test_launches_are_counted_by_system(bench):
-    found = launches.measured(
-        bench, {"full": "static", "offload": "offload"}, lambda: headline.throttled(bench)
-    )
-    assert found.operator > 0 and 10 < found.layer["full"] < found.layer["offload"] < 200
-    assert found.of("full") == found.operator * found.layer["full"]
-
-
-def test_no_part_is_shorter_than_its_share_of_the_launches():
-    shape, machine = kvlab.arithmetic.SHAPES["OPT-13B"], kvlab.arithmetic.MACHINES["H100-PCIe5"]
-    for system in predict.SYSTEMS:
-        plain = decode_works(system, machine, shape, 2000, 1, launches=0.0)
-        slow = decode_works(system, machine, shape, 2000, 1, launches=1.0)
-        for one, other in zip(plain, slow, strict=True):
-            parts = [work.project + work.attention + work.ffn + work.selection for work in (one, other)]
-            assert parts[1] == 1.0 > parts[0] > 0
-            assert (one.ask, one.fetch, one.write) == (other.ask, other.fetch, other.write)

@@ -7,7 +7,6 @@ import torch
 
 from eval.gpu import right
 from eval.gpu.led import Led
-from kvlab.place import InfiniGen
 from kvlab.store import Float8, Int
 
 IDS = torch.randint(0, 512, (2, 48 + right.STEPS), generator=torch.Generator().manual_seed(2))
@@ -49,24 +48,3 @@ def test_codes_that_are_wrong_are_no_ties(models, kind, method, monkeypatch):
     led = Led(leader)
     logits(here, method, led)
     assert led.apart > 300
-
-
-def test_other_slots_that_were_fetched_or_held_are_counted(models, monkeypatch):
-    here, leader = models[0], Led()
-    monkeypatch.setattr(
-        InfiniGen,
-        "speculate",
-        lambda self, layer, query, plain=InfiniGen.speculate: turned(layer, plain(self, layer, query)),
-    )
-    found = logits(here, "infinigen", leader)
-    monkeypatch.undo()
-    led = Led(leader)
-    assert (found - logits(here, "infinigen", led)).abs().max() < 1e-5
-    assert led.sets == 2 * right.STEPS, "two layers choose"
-    assert led.held == leader.held
-
-
-def turned(layer, slots):
-    """Another choice than this one."""
-    layer.state.guessed = (slots + 1) % layer.slots
-    return layer.state.guessed

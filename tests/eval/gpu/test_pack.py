@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,13 +13,9 @@ from pathlib import Path
 import pytest
 
 from eval.core.errors import Problem
-from eval.gpu import pack, precompile, ready
+from eval.gpu import pack, ready
 
 ROOT = Path(__file__).parents[3]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton (pip install triton), which torch's CPU build leaves out",
-)
 
 
 @pytest.mark.uncounted
@@ -85,32 +80,3 @@ def test_packed_kernels_are_found_where_they_are_unpacked(tmp_path):
     there = tmp_path / "there" / "ABC"
     found = json.loads((there / "__grp___attend.json").read_text())["child_paths"]
     assert found == {name: str(there / name) for name in ("_attend.cubin", "_attend.json")}
-
-
-def test_a_wheel_is_taken_where_its_modules_are_missing(tmp_path):
-    for name, missing in (("json", False), ("nowhere_to_be_found", True)):
-        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as file:
-            file.writestr(f"{name}/__init__.py", "")
-            file.writestr(f"{name}-1.dist-info/METADATA", "")
-        assert ready.lacks(tmp_path / f"{name}.whl") == missing
-
-
-@needs_triton
-def test_kernels_are_packed_small(tmp_path, monkeypatch):
-    """Compiled for a GPU that is not here; what launching does not read stays behind."""
-    program = (
-        "import sys; from pathlib import Path; from eval.gpu import precompile; every = precompile.calls; "
-        "precompile.calls = lambda capability: every(capability)[:2] + every(capability)[-1:]; "
-        "precompile.compile_part(Path(sys.argv[1]), 90, 0, 1)"
-    )
-
-    def together(folder, capability, parts, seconds):
-        plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        subprocess.run([sys.executable, "-c", program, str(folder)], check=True, timeout=600, env=plain)
-        return True
-
-    monkeypatch.setattr(precompile, "together", together)
-    said = pack.compiled(tmp_path / "triton.tar.xz")
-    with tarfile.open(tmp_path / "triton.tar.xz") as file:
-        kinds = {Path(name).suffix for name in file.getnames()}
-    assert said.startswith("triton: ") and not said.startswith("triton: 0 ") and kinds == {".cubin", ".json"}

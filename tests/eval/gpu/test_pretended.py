@@ -15,8 +15,8 @@ import pytest
 import torch
 from fast import replayed
 
-from eval.gpu import about, flash, headline, launches, link, models, precompile, predict, right, step
 from eval.gpu import bench as clock
+from eval.gpu import flash, headline, launches, link, models, predict, right, step
 from eval.gpu.bench import Bench
 from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
@@ -233,25 +233,3 @@ def test_a_real_link_says_what_none_says(bench, monkeypatch, way):
     rows = right.links(bench, right.LINKED[::2], small=True)
     assert [row["link"] for row in rows] == ["Here"] * 3
     assert all(row["right"] for row in rows), rows
-
-
-def test_what_is_said_of_a_card(bench):
-    found = about.about(dry=False)
-    assert (found["device"], found["capability"], found["memory_bytes"]) == ("Pretended", "9.0", 8 * 10**10)
-
-
-@needs_triton
-def test_a_card_without_bf16_leaves_its_rows_out(bench, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    rows = right.kernels(bench, "fp32", ["int8", "fp8:e4m3"], small=True)
-    assert [row.get("left_out") for row in rows] == ["capability 7.5"] * 4
-    assert not [call for call in precompile.calls((7, 5)) if "attend" in repr(call)]
-    rows = flash.measure(bench, shape="small", tokens=96, batch=2, forms=["int8", "fp8:e4m3"])["rows"]
-    assert not [row["kernel"] for row in rows if row["kernel"].startswith("kvlab")]
-
-
-def test_replays_follow_each_other_between_two_events(bench, monkeypatch):
-    calls, events = [], []
-    monkeypatch.setattr(Event, "record", lambda self: events.append(len(calls)) or setattr(self, "at", 0.0))
-    bench.once(lambda: calls.append(1), 10)
-    assert len(calls) == 10 and events == [0, 10]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import kvlab
-from eval.gpu import headline, models, right, step
-from eval.gpu.bench import out_of_memory
+from eval.gpu import headline, models, right
 from eval.gpu.plan import Gpu
-from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
 from kvlab.models import blocks_of
 
@@ -129,13 +126,6 @@ def test_links_say_what_no_link_says(bench):
 # Models and caches.
 
 
-def test_models_have_the_published_sizes():
-    assert models.weight_bytes("OPT-13B") == pytest.approx(25.7e9, rel=0.01)
-    assert models.weight_bytes("Llama-3-8B") == pytest.approx(16.06e9, rel=0.01)
-    assert models.kv_bytes("OPT-13B", 2048, 1) == 2 * 2 * 40 * 5120 * 2048
-    assert models.kv_bytes("Llama-3-8B", 1, 1) == 131072
-
-
 def test_models_for_methods_share_the_weights_and_no_hooks(bench):
     plain, theirs, hooked = (
         models.for_method(bench, "small-llama", method)
@@ -152,68 +142,4 @@ def test_models_for_methods_share_the_weights_and_no_hooks(bench):
     assert hooks[0] == hooks[1] == 0 < hooks[2]
 
 
-@pytest.mark.parametrize("method", ["full", "static", "static-int4", "h2o", "hf-dynamic", "hf-static"])
-def test_caches_are_filled_as_a_prompt_would(bench, method):
-    run = step.Run(bench, "small-llama", method, 40, 2)
-    run.step()
-    seen = run.cache.get_seq_length() if run.theirs else run.cache.stats().tokens_seen
-    assert int(seen) == 41 and run.bytes() > 0
-
-
-def test_the_fastest_of_the_same_precision_stands_beside():
-    times = {
-        "full": 10.0,
-        "int4": 6.0,
-        "int2:group=32": 6.0,
-        "hf-dynamic": 8.0,
-        "hf-static": 5.0,
-        "hf-fp8": 4.0,
-    }
-    same = {"model": "m", "tokens": 1, "batch": 1, "way": "eager"}
-    rows = [{"method": name, "bits": step.bits(name), "ms": ms} | same for name, ms in times.items()]
-    rows.append(rows[4] | {"way": "graph", "ms": 2.0})
-    found = {row["method"]: row for row in step.beside(rows)[:-1]}
-    assert (found["full"]["theirs"], found["full"]["theirs_best"]) == (2, 5)
-    assert found["int4"]["theirs"] is found["int2:group=32"]["theirs"] is None, "they have no cache so small"
-    assert [step.bits(name) for name in ("static-fp8", "kivi4", "h2o", "static")] == [8, 4, 16, 16]
-
-
 # Too little memory.
-
-
-def test_a_batch_that_does_not_fit_shrinks_and_says_to_what(bench, monkeypatch):
-    monkeypatch.setattr(type(bench), "free_bytes", lambda self: 15e9)
-    row = models.kv_bytes("OPT-13B", 1920 + 128, 1)
-    monkeypatch.setattr(headline.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e12))
-    assert headline.fitting(bench, "OPT-13B", 1920, 20) == int(10e9 // row) == 5
-    assert bench.said == ["OPT-13B, 1920 tokens: batch 20 does not fit into memory: 5 instead"]
-
-
-def test_memory_errors_are_known():
-    assert out_of_memory(torch.OutOfMemoryError("x")) and out_of_memory(MemoryError("x"))
-    assert out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
-
-
-def test_a_machine_without_pinned_memory_is_one_line(bench, monkeypatch):
-    def refuse(*given, **more):
-        raise RuntimeError("CUDA error: operation not supported")
-
-    monkeypatch.setattr("eval.gpu.link.pinned", refuse)
-    kind, (line, traceback), _ = measured(bench, Unit("link", "copies", FIRST, 1, {"sizes": [4096]}))
-    assert kind == "failed"
-    assert line == "RuntimeError: CUDA error: operation not supported" and "in refuse" in traceback
-
-
-def test_a_method_that_fails_leaves_the_others(bench, monkeypatch):
-    plain = kvlab.make_cache
-
-    def make(model, spec):
-        if spec.name == "h2o":
-            raise RuntimeError("no kernel image is available")
-        return plain(model, spec)
-
-    monkeypatch.setattr(kvlab, "make_cache", make)
-    found = step.measure(bench, "small-llama", 32, 1, ["full", "h2o"], "eager")
-    rows = {row["method"]: row for row in found["rows"]}
-    assert "no kernel image" in rows["h2o"]["left_out"] and rows["full"]["ms"] > 0

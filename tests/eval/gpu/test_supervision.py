@@ -14,14 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from eval.__main__ import main
 from eval.core.errors import Failed
 from eval.gpu import plan
-from eval.gpu.plan import STAGES, Gpu
+from eval.gpu.plan import Gpu
 from eval.gpu.unit import FIRST, LAST, NEXT, Unit
-from eval.gpu.worker import MODULES, Worker
+from eval.gpu.worker import Worker
 
 ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(
@@ -149,13 +148,6 @@ def test_a_failure_is_one_line_its_traceback_is_kept_and_it_is_tried_again(monke
     assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == ["b"]
 
 
-def test_an_interrupted_run_keeps_what_it_has_and_goes_on(monkeypatch, capfd, tmp_path):
-    code, asked, found, said = run(monkeypatch, capfd, tmp_path, {"c": KeyboardInterrupt()}, units=PLAN)
-    assert code == 130 and asked == ["a", "b", "c"] and "interrupted: 2 finished cells are kept" in said
-    assert list(found["units"]) == ["right:a", "link:b"]
-    assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == ["c", "d", "nice"]
-
-
 def test_time_that_is_up_leaves_out_what_is_left_and_says_so(monkeypatch, capfd, tmp_path):
     clock = [0.0]
     monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
@@ -172,50 +164,8 @@ def test_time_that_is_up_leaves_out_what_is_left_and_says_so(monkeypatch, capfd,
     assert "2 units were left out for want of time: right:d, right:nice" in said
 
 
-def test_a_part_that_measures_nothing_has_failed(monkeypatch, capfd, tmp_path):
-    nothing = {"a": {"rows": [], "line": "", "notes": ["left out: triton is not installed"]}}
-    code, _, found, said = run(monkeypatch, capfd, tmp_path, nothing, units=PLAN)
-    assert code == 1 and "right:a" not in found["units"]
-    assert "failed: right:a: nothing was measured; left out: triton is not installed" in said
-
-
 def test_what_is_not_right_ends_the_command_with_an_error(monkeypatch, capfd, tmp_path):
     off = {"b": {"rows": [{"right": True}, {"right": False}], "line": "1 of 2 are right", "notes": []}}
     code, asked, found, said = run(monkeypatch, capfd, tmp_path, off, units=PLAN)
     assert code == 2 and asked[-1] == "nice" and found["units"]["link:b"]["rows"][1] == {"right": False}
     assert said.strip().endswith("error: 1 parts hold rows that are not right: link:b")
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--stages", "wrong"], "--stages wrong: expected one of step, attention"),
-        (["--minutes", "0"], "--minutes 0: expected a number above 0"),
-        (["--minutes", "soon"], "argument --minutes: invalid float value: 'soon'"),
-        (["--stages", "link"], "finds no CUDA device here; --dry tries every stage on the CPU"),
-    ],
-)
-def test_bad_input_is_one_line(capfd, tmp_path, words, said):
-    if "CUDA" in said and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert main(["gpu", "--out", str(tmp_path / "out"), *words]) == 2
-    lines = capfd.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and said in lines[0]
-
-
-def test_the_units_of_every_stage_fit_into_the_time_and_hold_five_methods_at_most():
-    for size in ("real", "dry"):
-        for stage in STAGES:
-            found = importlib.import_module(MODULES[stage], "eval.gpu").units(size)
-            assert len({unit.name for unit in found}) == len(found)
-            assert all(unit.stage == stage for unit in found) and any(unit.rank < LAST for unit in found)
-            json.dumps([unit.given for unit in found])
-            if stage != "headline" or size == "real":
-                assert max(len(unit.given.get("methods", ())) for unit in found) <= 5
-    units = Gpu().units()
-    first = [unit for unit in units if unit.rank == FIRST]
-    assert sum(unit.seconds for unit in first) + plan.COMPILING + plan.LAST < 60 * plan.MINUTES
-    assert [unit.stage for unit in first] == sorted((unit.stage for unit in first), key=STAGES.index)
-    assert [unit.given["way"] for unit in first if unit.stage == "step"][:: len(first)] == ["eager"]
-    names = {unit.name: unit.rank for unit in units}
-    assert names["OPT-13B, 1920 tokens, batch 20"] == FIRST, "as the paper ran it"
