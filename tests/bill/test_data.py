@@ -64,13 +64,3 @@ def test_every_figure_has_a_source_and_a_date():
         told = {part.strip() for key in device["sources"] for part in key.split(",")}
         told = figures if told == {"all"} else told
         assert told | set(device["unverified"]) == figures and not told & set(device["unverified"]), name
-
-
-def test_transformers_takes_its_flags():
-    from transformers import GenerationConfig
-
-    for technique in data.table("flags")["techniques"]:
-        option = technique["options"]["transformers"]
-        if option and option["option"].startswith("cache_implementation"):
-            given = eval(f"dict({option['option']})")  # ours, from the file
-            GenerationConfig(**given).validate()

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from billed import MODELS, held, shaped
+from billed import MODELS, held
 
 import kvlab
 from kvlab.arithmetic import (
@@ -15,7 +15,6 @@ from kvlab.bill import data
 from kvlab.bill.account import account, policies, weights
 from kvlab.methods import METHODS
 from kvlab.spec import parse
-from kvlab.static_graph.kv_manager import spare_part
 
 
 @pytest.mark.parametrize("tokens, window", [(1, None), (9, None), (9, 4), (3, 4), (4, 4), (9, 1)])
@@ -60,39 +59,12 @@ def test_experts_are_read_where_a_token_takes_them():
     assert many.floors["bandwidth"] * 8e12 == pytest.approx(dense + experts + 400 * 131_072, rel=1e-6)
 
 
-def test_what_runs_out_first():
-    small = {"model": "Llama-3.1-8B", "device": "RTX 4090", "context": 8000}
-    lines = {line.method: line for line in kvlab.bill(**small, users=8).lines}
-    assert lines["full"].first == "memory" and lines["full"].users == 7
-    assert lines["int4"].first == "bandwidth" and lines["recompute"].first == "FLOP/s"
-    assert lines["topk"].first == "link"
-    # Unified memory stays on the device as long as it fits there, and crosses the link from then on.
-    fits, spills = (kvlab.bill(**small, users=n, methods=["uvm"])["uvm"] for n in (7, 8))
-    assert fits.moved_bytes == 0 and fits.first == "bandwidth"
-    assert spills.moved_bytes > spills.host_bytes and spills.first == "link"
-
-
 def test_a_model_whose_attention_picks_reads_less_than_it_holds():
     """DeepSeek-V3.2: 2,048 latents of those held, and every index key."""
     model = MODELS["deepseek-ai/DeepSeek-V3.2-Exp"]
     row = held("full", model, 100_000)
     assert row.device == 61 * 100_000 * 2 * (576 + 128)
     assert row.read == 61 * 2 * (2048 * 576 + 100_000 * 128)
-
-
-def test_shared_layers_hold_nothing_and_read_what_others_hold():
-    row = held("full", MODELS["google/gemma-3n-E4B"], 10_000)
-    local, whole = 511 * 2048, 10_000 * 2048
-    assert row.device == 16 * local + 4 * whole
-    assert row.read == 28 * local + 7 * whole
-
-
-def test_spare_rows_are_those_of_the_engine():
-    given = [("double", None), ("shift", None), ("ring", None), ("compromise", None), ("compromise", 0.25)]
-    for policy, extra in given:
-        spec = f"padded:length=11,policy={policy}" + ("" if extra is None else f",extra={extra}")
-        row = held(spec, shaped("Llama-7B"), 5)
-        assert row.device == pytest.approx(row.read * (1 + spare_part(policy, extra)))
 
 
 ON = ("Llama-3.1-8B", "gemma-3-27b-it", "DeepSeek-V2-Lite", "Jamba-v0.1")

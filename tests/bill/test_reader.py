@@ -4,17 +4,13 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from billed import DEVICES, MODELS
 from tiny import tiny
 
 import kvlab
-from kvlab.bill import show
-from kvlab.bill.account import seen, weights
-from kvlab.cli import main
+from kvlab.bill.account import weights
 from kvlab.methods import METHODS
 from kvlab.spec import parse
 
@@ -37,13 +33,6 @@ def test_every_model_on_every_device(model):
             assert (line.step is None) == (line.users == 0 or bool(line.refused))
 
 
-def test_a_bill_in_a_notebook_has_a_row_for_every_method():
-    bill = kvlab.bill("gemma-3-27b-it", "H200", 4096)
-    page = bill._repr_html_()
-    assert page.count("<tr>") == 1 + len(METHODS) and "not on this model" in page
-    assert "cost" not in page and "bytes moved / link" in page and repr(bill) == str(bill)
-
-
 def test_a_folder_or_a_config_is_a_model(tmp_path):
     tiny("llama").config.save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
@@ -64,28 +53,6 @@ def test_what_a_config_leaves_out_is_told(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
     with pytest.raises(ValueError, match="not a configuration that transformers reads"):
         kvlab.bill(str(tmp_path), "L4")
-
-
-def test_names_are_read_kindly():
-    bill = kvlab.bill("llama-3.1-8b", "rtx 4090", 100, methods=["full"])
-    assert (bill.model, bill.device) == ("meta-llama/Llama-3.1-8B", "RTX 4090")
-    assert seen({"window": 8}, 20) == 7
-    bill = kvlab.bill("llama-3.1-8b", "l4", np.int64(100), users=np.int32(4), price=np.float32(0.5))
-    assert (bill.context, bill.users, bill.price) == (100, 4, 0.5)
-    assert "1 user of 1 token\n" in str(kvlab.bill("llama-3.1-8b", "l4", 1, methods="full"))
-
-
-def test_a_method_that_is_not_in_the_bill_is_told():
-    bill = kvlab.bill("llama-3.1-8b", "l4", 100, methods=["full", "h2o:budget=0.5"])
-    with pytest.raises(KeyError, match=r"'h2o' is not in this bill, did you mean h2o:budget=0\.5\?"):
-        bill["h2o"]
-
-
-def test_the_most_that_can_be_asked_for_fits_its_table():
-    given = {"context": 131_072, "users": 10**6, "price": 1e6}
-    printed = str(kvlab.bill("Llama-3.1-8B", "H200", **given))
-    assert max(map(len, printed.splitlines())) <= 80 and "…" not in printed and "inf " not in printed
-    assert all(head in printed for head in ("cache on", "cost per", "first to"))
 
 
 def test_budgets_are_said_and_what_is_no_lower_bound():
@@ -148,35 +115,3 @@ def test_bad_input_is_one_line(expected):
     with pytest.raises(ValueError) as raised:
         kvlab.bill(**GIVEN | BAD[expected])
     assert expected in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_a_folder_that_is_no_model_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match=r"has no config\.json"):
-        kvlab.bill(str(tmp_path), "H200")
-    for text in ("{", "[]", '{"model_type": "nobody"}', '{"model_type": "t5"}'):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError) as raised:
-            kvlab.bill(str(tmp_path), "H200")
-        assert "\n" not in str(raised.value)
-
-
-def test_the_command_prints_the_bill_and_the_flags(capsys):
-    methods = ["--methods", "full,h2o:budget=0.1,recent=0.3", "int4"]
-    assert main(["bill", "--model", "Llama-3.1-8B", "--device", "H200", "--users", "2", *methods]) == 0
-    printed = capsys.readouterr().out
-    assert "h2o:budget=0.1,recent=0.3" in printed and "-ctk q4_0 -ctv q4_0" in printed
-    assert "In none of the four: eviction by attention" in printed and "fp8" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
-    assert main(["bill", "--model", "Lama-3.1-8B", "--device", "H200"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("kvlab: error: model='Lama-3.1-8B'") and told.count("\n") == 1
-
-
-def test_what_is_no_lower_bound_is_said():
-    said = [
-        SimpleNamespace(budget=None, at_most=False, refused=None, method=f"{name}:profile=F")
-        for name in ("duo", "kvzap")
-    ]
-    for lines, found in ((said[:1], 0), (said, 1)):
-        bill = SimpleNamespace(lines=lines, users=1, price=None)
-        assert sum("no lower bound" in note for note in show.notes(bill)) == found

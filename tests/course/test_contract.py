@@ -1,30 +1,11 @@
 """The question of the course: its figures are the bill's, its drawings up to date, its guesses kept."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from course import drawings, strips
+from course import drawings
 from course.teaching import contract, lease, smollm2
-from course.teaching.pictures import show
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_picture_has_a_bar_for_every_method_and_says_which_fit():
-    figure, sentence = contract.picture("full", "int8", "int4")
-    assert len(figure.axes[0].patches) == 6
-    assert sentence == (
-        "The weights take 16.1 of 24 GB. With full and int8 the contract does not fit; with int4 it does."
-    )
-    assert "nothing fits" in contract.picture("full")[1]
-
-
-def test_money_is_printed_for_what_fits(capsys):
-    contract.money("full", "int4")
-    told = capsys.readouterr().out
-    assert "does not fit" in told and "0.52 cents" in told and "0.55 dollars an hour" in told
 
 
 def test_guesses_are_kept_shown_again_and_asked_for(tmp_path, monkeypatch, capsys):
@@ -40,16 +21,6 @@ def test_guesses_are_kept_shown_again_and_asked_for(tmp_path, monkeypatch, capsy
     contract.compare("int4")
     told = capsys.readouterr().out
     assert all(number in told for number in ("60.5", "33.0*", "31.8*", "25.2*", "20.1"))
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -4, "20 s", True, None])
-def test_a_guess_that_is_no_amount_is_refused_in_one_line(tmp_path, monkeypatch, capsys, wrong):
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
-    contract.guess(memory=20, reading=wrong, token=2, money=7)
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 1 and f"reading={wrong!r}" in told[0] and "zero or more" in told[0]
-    contract.compare("int4")
-    assert capsys.readouterr().out.count("–") == 4
 
 
 def test_the_last_chapter_compares_with_what_was_decided(tmp_path, monkeypatch, capsys):
@@ -81,19 +52,6 @@ def test_the_drawings_are_those_that_the_code_draws(tmp_path):
         assert (drawings.FOLDER / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
 
 
-def test_every_strip_is_shown_with_its_sentence():
-    shown = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("notebooks/*.ipynb"))
-    for name, (sentence, _) in strips.strips(strips.TEXT.read_text(encoding="utf-8")).items():
-        assert f"![{sentence}](drawings/{name}.svg)" in shown.replace('\\"', '"'), name
-
-
-def test_a_row_of_a_strip_that_cannot_be_drawn_is_named():
-    with pytest.raises(ValueError, match="no bar"):
-        strips.draw("Nothing.", ["no bar"])
-    with pytest.raises(ValueError, match="too wide by"):
-        strips.draw("Too much.", [f"row | {'k' * 30}"])
-
-
 def test_what_is_shown_of_smollm2_was_measured_on_a_model_that_is_named(capsys):
     assert smollm2.stored()["digest"] and smollm2.stored()["model"].startswith("SmolLM2-135M")
     for name, study in smollm2.stored()["studies"].items():
@@ -105,8 +63,3 @@ def test_what_is_shown_of_smollm2_was_measured_on_a_model_that_is_named(capsys):
     with pytest.raises(ValueError, match="was not measured"):
         smollm2.show("nothing")
     json.dumps(smollm2.stored())
-
-
-def test_a_picture_of_the_bill_can_be_shown_without_a_notebook(capsys):
-    show(*contract.picture("full"))
-    assert "16.1 of 24 GB" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import os
 import re
@@ -15,7 +14,6 @@ import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course import editions
-from course.clock import instructor
 from course.teaching import check
 from course.teaching.check.key import exercise_of
 
@@ -110,25 +108,6 @@ def test_the_learner_gets_no_solution_no_instructor_cell_and_no_output():
     assert source == before
 
 
-def test_the_instructor_gets_the_minutes_of_all_sections():
-    made = instructor(chapter(teach=40, exercises=20))
-    assert made.cells[1].id == "agenda" and "Expect the answer" in made.cells[3].source
-    rows = [line.split("|")[1:3] for line in made.cells[1].source.splitlines()[4:]]
-    assert [row[0].strip() for row in rows] == [
-        "Title and at a glance",
-        "Predict",
-        "Exercise 1: it",
-        "Key points",
-        "Quiz",
-    ]
-    assert int(rows[2][1]) == 22  # with two minutes to compare answers
-
-
-def test_minutes_must_be_stated():
-    with pytest.raises(ValueError, match="teach"):
-        editions.minutes(new_notebook())
-
-
 def test_what_a_learner_works_in_is_never_written_over(tmp_path):
     source, folder = tmp_path / "03_chapter.ipynb", tmp_path / "lab"
     nbformat.write(chapter(), source)
@@ -158,21 +137,6 @@ def test_a_learner_finds_no_solution_text(path):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
-def test_the_cell_for_an_answer_stands_in_the_section_that_asks(path):
-    """Below *Predict*, *Quiz* or another question, and not behind what comes after it."""
-    heading = ""
-    for before, cell in itertools.pairwise(editions.learner(nbformat.read(path, as_version=4)).cells):
-        if before.cell_type == "markdown":
-            heading = ([heading] + re.findall(r"(?m)^## (.*)$", before.source))[-1]
-        if "check.question(" in cell.source:
-            assert before.cell_type == "markdown", cell.source
-            asked = before.source.rpartition("\n## ")[2]  # of its last section
-            names = re.findall(r"(?m)^check\.question", cell.source)
-            assert heading not in ("On your own", "References"), heading
-            assert len(re.findall(r"(?m)^\*\*\d\.\*\*", asked)) == len(names) or len(names) == 1
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_an_untouched_exercise_is_not_attempted_and_a_solved_one_is_correct(path, capsys):
     for cell in nbformat.read(path, as_version=4).cells:
         if editions.BEGIN in cell.source and (name := exercise_of(cell.source)):
@@ -190,14 +154,3 @@ def test_a_learner_edition_runs_with_nothing_answered():
     if chapter_one is None:
         pytest.skip("chapter 1 is not in this checkout")
     assert editions.try_as_learner(chapter_one) == ""
-
-
-def test_a_learner_edition_that_fails_or_answers_itself_is_reported(tmp_path):
-    book = chapter()
-    early = "class check:\n    say = print\n\n\ncheck.say('correct: too early')"
-    book.cells.append(new_code_cell(early, id="early"))
-    nbformat.write(book, tmp_path / "early.ipynb")
-    assert "cell early is correct before" in editions.try_as_learner(tmp_path / "early.ipynb")
-    book.cells[-1].source = "later = answer_of_the_learner"
-    nbformat.write(book, tmp_path / "broken.ipynb")
-    assert "NameError" in editions.try_as_learner(tmp_path / "broken.ipynb")

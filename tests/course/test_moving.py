@@ -11,13 +11,6 @@ from course.teaching import contract, lease
 
 STORY = drawings.FOLDER / "story.svg"
 AT = "Number(document.querySelector('input').value)"
-GO = """(() => {
-  const slider = document.querySelector('input');
-  slider.value = SECOND;
-  slider.dispatchEvent(new Event('input'));
-  const parts = [...document.querySelectorAll('[data-frames]')];
-  return parts.map(part => [part.getAttribute('opacity'), part.getAttribute('transform')]);
-})()"""
 
 
 def test_its_scenes_say_what_the_bill_and_the_model_say():
@@ -63,24 +56,3 @@ def test_it_plays_by_itself_and_pauses(shown):
     second = browser.run(AT)
     assert browser.run(f"new Promise(done => setTimeout(() => done({AT}), 300))") == second
     assert browser.errors == []
-
-
-def test_the_keyboard_goes_to_any_second_and_the_sentence_follows(shown):
-    browser, scenes = shown(), moving.story().scenes
-    browser.run("document.querySelector('input').focus()")
-    browser.press("Home")
-    assert browser.run("document.querySelector('p').textContent") == scenes[0][1]
-    browser.press("End")
-    assert browser.run("document.querySelector('p').textContent") == scenes[-1][1]
-    assert scenes[-1][1] in browser.run("document.querySelector('input').getAttribute('aria-valuetext')")
-    browser.press("ArrowLeft")
-    assert browser.run(AT) == moving.LENGTH - 0.5
-    assert browser.run("document.querySelector('desc').textContent") == " ".join(said for _, said in scenes)
-
-
-def test_where_motion_is_not_wanted_it_is_the_still_and_goes_scene_by_scene(shown):
-    browser = shown(calm=True)
-    assert browser.run(AT) == moving.LENGTH
-    assert browser.run("document.querySelector('button').textContent") == "Again"
-    first, later, next_scene = (browser.run(GO.replace("SECOND", second)) for second in ("13", "20", "30"))
-    assert first == later != next_scene

@@ -60,11 +60,6 @@ def test_no_cell_for_the_instructor_is_on_the_site(source):
         assert "For the instructor." not in path.read_text()
 
 
-def test_a_site_without_a_report_says_how_to_make_one(tmp_path):
-    assert "make demo" in site.report_page(tmp_path / "report.html", tmp_path)
-    assert "make demo" in site.report_page(None, tmp_path)
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project of two files, and what writes its pages."""
@@ -82,20 +77,6 @@ def write(pages, text: str) -> str:
     return (pages.source / "docs" / "one.md").read_text()
 
 
-@pytest.mark.parametrize("address", ["", "https://example.org/kvlab", "https://github.com/a-b/kv.lab/"])
-def test_a_chapter_says_where_else_it_runs_once_the_project_has_an_address(tmp_path, monkeypatch, address):
-    urls = f"[project.urls]\nRepository = {address!r}\n" if address else ""
-    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'kvlab'\n{urls}")
-    monkeypatch.setattr(site, "ROOT", tmp_path)
-    line = site.elsewhere("notebooks/01_recompute.ipynb")
-    if "github" not in address:
-        assert line == ""
-    else:
-        assert "(https://mybinder.org/v2/gh/a-b/kv.lab/HEAD?labpath=notebooks%2F01_recompute.ipynb)" in line
-        assert "/github/a-b/kv.lab/blob/HEAD/notebooks/01_recompute.ipynb)" in line
-        assert "`%env KVLAB_SOURCE=git+https://github.com/a-b/kv.lab`" in line
-
-
 def test_links_are_followed_to_a_page_of_their_own(project):
     text = write(
         project, "[the part](../part.py), [a page](../page.html#x), [far](https://a.b/c), [here](#x)"
@@ -111,17 +92,6 @@ def test_a_link_that_leads_nowhere_is_an_error(project):
         write(project, "see [this](../gone.py)")
 
 
-def test_code_is_not_a_link(project):
-    assert "`[a](b)` and\n```\n[c](d)\n```" in write(project, "`[a](b)` and\n```\n[c](d)\n```")
-
-
-@pytest.mark.parametrize(
-    "text", ["it costs $5 or $6", "`$x$`", "```\n$x$ $$y$$\n```", r"\$x\$", "a $ b $ c", "US$1 and AU$2"]
-)
-def test_what_is_no_formula_stays(text):
-    assert formulas(text) == text
-
-
 @pytest.mark.parametrize(
     "text, parts",
     [
@@ -135,11 +105,6 @@ def test_formulas_become_mathml(text, parts):
     assert all(part in formulas(text) for part in parts)
 
 
-def test_the_reference_escapes_what_docstrings_mean_literally():
-    made = site.prose("A [b] * c of `x_*`.\n\n    >>> f(1)\n    2\n\nk < n")
-    assert made == "A \\[b\\] \\* c of `x_*`.\n\n```text\n>>> f(1)\n2\n```\n\nk \\< n"
-
-
 def test_every_public_name_of_a_module_is_in_the_reference(source):
     text = (source / "api" / "kvlab.keep.h2o.md").read_text()
     assert (
@@ -148,23 +113,6 @@ def test_every_public_name_of_a_module_is_in_the_reference(source):
     )
     assert "### H2O.observe" not in text  # described where it is defined: it has no docstring here
     assert "### Keep.observe" in (source / "api" / "kvlab.keep.base.md").read_text()
-
-
-def test_a_printed_table_is_drawn_together_and_keeps_its_columns():
-    made = site.squeeze("a           1      22\nlong name   333     4\nA sentence of words.\n")
-    assert made == "a          1    22\nlong name  333   4\nA sentence of words.\n"
-    assert site.squeeze("k = 2  right\n") == "k = 2  right\n" and site.squeeze("") == ""
-
-
-def test_a_sentence_beside_a_table_is_broken_at_its_width_and_the_table_is_not():
-    table = "name    1    22\nlong    333  4\n"
-    made = site.wrap(table + "  a sentence of words that goes on\n", 20)
-    assert made == table + "  a sentence of\n  words that goes on\n"
-    cell = nbformat.v4.new_code_cell("x")
-    cell.outputs = [nbformat.v4.new_output("stream", text="a sentence of words " * 9)]
-    site.fit(cell)
-    assert cell.metadata["tags"] == ["code-40", "output-40", "output-prose"]
-    assert cell.outputs[0].text == "a sentence of words " * 9
 
 
 # The built site.

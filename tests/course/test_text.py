@@ -71,17 +71,6 @@ def test_the_way_there_and_back_changes_nothing():
     assert text.to_text(text.to_notebook(once)) == once
 
 
-def test_outputs_stay_when_only_prose_changes():
-    before = text.to_notebook(CHAPTER)
-    before.cells[4].outputs, before.cells[4].execution_count = ["kept"], 2
-    prose = text.to_notebook(CHAPTER.replace("The end.", "Another end."))
-    assert text.keep_outputs(prose, before)
-    assert (prose.cells[4].outputs, prose.cells[4].execution_count) == (["kept"], 2)
-    code = text.to_notebook(CHAPTER.replace("print(2)", "print(3)"))
-    assert not text.keep_outputs(code, before)
-    assert code.cells[4].outputs == []
-
-
 @pytest.mark.parametrize(
     "wrong, message",
     [

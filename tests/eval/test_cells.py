@@ -61,7 +61,7 @@ codes: list[int] = []  # what the reports below ended with
 WRONG = [None, 3, True, "x", [], [1], {}, {"a": 1}]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, monkeypatch):
     """Anything in the place of anything, in a cell without a sum."""
     monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
@@ -86,7 +86,7 @@ def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, monkeypa
     assert codes[-1] in (0, 2)
     said = capsys.readouterr()
     assert "Traceback" not in said.err and said.err.count("\n") <= 4
-    assert len(codes) < 60 or codes.count(0) > 20  # most of a cell's fields concern no report
+    assert len(codes) < 24 or codes.count(0) > 7  # most of a cell's fields concern no report
 
 
 def test_a_folder_without_full_is_reported(tmp_path):

@@ -53,7 +53,7 @@ def killed_after(monkeypatch, batches: int) -> list:
 @pytest.mark.parametrize(
     ("task", "protocol"),
     [
-        *((task, "question-inside") for task in ("recall", "recall_em", "prose", "agreement")),
+        *((task, "question-inside") for task in ("recall_em", "prose", "agreement")),
         ("recall", "context-first"),
     ],
 )

@@ -193,28 +193,18 @@ def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypa
     [
         (["--tasks", "prose", "--protocol", "context-first"], "no context to compress"),
         (["--tasks", "agreement", "--protocol", "reuse"], "no question"),
-        (["--tasks", "my_fact.yaml"], "No such file"),
-        (["--include-path", "nowhere", "--tasks", "recall"], "no such folder"),
         (["--tasks", "recall", "--data", "recall"], "TASK=FILE"),
         (["--tasks", "recall", "--data", "piqa=rows.jsonl"], "not among --tasks"),
         (["--tasks", "recall", "--model-args", "batch=3"], "max_length"),
-        (["--tasks", "recall", "--fewshot-as-multiturn"], "--apply-chat-template"),
         (["--tasks", "recall", "--apply-chat-template"], "no chat template"),
-        (["--tasks", "recall", "--protocol", "question-outside"], "--protocol"),
         (["--tasks", "recall", "--metadata", "{1"], "JSON"),
         (["--tasks", "recall", "--metadata", '{"lengths": [1024]}'], "--metadata lengths: none of the tasks"),
-        (["--tasks", "recall", "--gen-kwargs", "max_gen_toks=3"], "none of the tasks writes text"),
-        (["--tasks", "recall", "--context-until", ""], "--context-until ''"),
         (["--tasks", "recall", "--context-until", "WHO"], "expected protocol context-first"),
         (
             ["--tasks", "recall", "--context-until", " ", "--protocol", "context-first"],
             "cut of task recall is known",
         ),
         (["--tasks", "recall", "--model-args", "max_length=0"], "max_length=0: expected a number of tokens"),
-        (
-            ["--tasks", "recall", "--model-args", "max_length=-5"],
-            "max_length=-5: expected a number of tokens",
-        ),
         (["--tasks", "taken.yaml"], "task recall: kvlab has a task of this name"),
     ],
 )

@@ -114,12 +114,9 @@ def test_our_tasks_and_a_users_in_a_configuration_file(here, folder, capsys):
 
 GENERATION = [
     ("num_beams=4,repetition_penalty=1.3", "num_beams=4: kvlab decodes greedily; expected num_beams=1"),
-    ("temperature=0.7", "temperature=0.7: kvlab decodes greedily; expected temperature=0"),
-    ("do_sample=True", "do_sample=True: kvlab decodes greedily; expected do_sample=False"),
     ("max_new_toks=3", "max_new_toks: kvlab does not apply it; expected until or max_gen_toks; did you mean"),
     ("max_gen_toks=0", "max_gen_toks=0: expected tokens, at least 1"),
     ("max_gen_toks=3,max_tokens=4", "max_gen_toks, max_tokens: they all mean max_gen_toks"),
-    ("until=5", "until=5: expected a text"),
 ]
 
 
@@ -200,20 +197,19 @@ BAD = {
     "strange.yaml": (f"{TASK}doc_to_txt: x\n", "has no key 'doc_to_txt'; did you mean doc_to_text?"),
     "empty.yaml": ("# nothing\n", "--tasks empty.yaml: this YAML is empty"),
     "nameless.yaml": ("output_type: multiple_choice\n", "it names no task"),
-    "list.yaml": ("- task\n", "Expected YAML dict"),
     "function.yaml": ("task: mine\nprocess_docs: !function nowhere.at_all\n", "nowhere"),
-    "including.yaml": ("include: absent.yaml\ntask: mine\n", "absent.yaml: No such file"),
     "number.yaml": (
         f"{TASK}metadata: {{context_until: 5}}\n",
         "context_until of task mine: expected the text before which a prompt is cut, got 5",
     ),
-    "none.yaml": (f"{TASK}metadata: {{context_until: ''}}\n", "context_until of task mine"),
     "near.yaml": (f"{TASK}metadata: {{context_untill: ' ASK'}}\n", "did you mean context_until?"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
+@pytest.mark.parametrize(
+    "name, command",
+    [(name, ("lm-eval run --model kvlab", "accuracy --jobs 0")[i % 2]) for i, name in enumerate(BAD)],
+)
 def test_a_bad_file_as_a_task_is_one_line(here, capsys, name, command):
     text, said = BAD[name]
     (here / name).write_text(text)
@@ -269,11 +265,10 @@ def test_a_group_in_a_named_file_finds_its_members_beside_it(here):
     assert taskset.check([name], taskset.Sources(named=((name, file),))) == ["mine"]
 
 
-@pytest.mark.parametrize(("package", "extra", "task"), [
-    ("wonderwords", "ruler", "niah_single_1"),
-    ("jieba", "longbench", "longbench_qasper"),
+@pytest.mark.parametrize(("package", "extra", "task", "command"), [
+    ("wonderwords", "ruler", "niah_single_1", "lm-eval run --model kvlab"),
+    ("jieba", "longbench", "longbench_qasper", "accuracy --jobs 0"),
 ])  # fmt: skip
-@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
 def test_a_missing_package_names_our_extra(here, capsys, monkeypatch, package, extra, task, command):
     for name in [name for name in sys.modules if name.startswith(f"lm_eval.tasks.{extra}")]:
         monkeypatch.delitem(sys.modules, name)
@@ -302,7 +297,7 @@ def test_what_rulers_tasks_are_told():
             settings.check(ours, others, {name: [256]})
 
 
-@pytest.mark.parametrize("said", ['["a"]', '"512"', "[]", "0", "[512, -1]", "[512.5]", "true", "null"])
+@pytest.mark.parametrize("said", ['["a"]', "[]", "[512, -1]", "[512.5]"])
 @pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
 def test_what_is_no_length_of_rulers_is_one_line(here, capsys, command, said):
     words = [*command.split(), "--tasks", "recall,niah_single_1", "--metadata"]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ from gating.planted import planted
 
 import kvlab
 from kvlab import cli
-from kvlab.gating import gate, show
+from kvlab.gating import gate
 from kvlab.gating.formats import Cost
 from kvlab.gating.keeps import beats_guessing, difference
 from kvlab.gating.keys import keys_of, noise
@@ -82,29 +81,6 @@ def test_a_prompt_that_is_taken_is_a_prompt_that_was_fed(workshop):
             assert near.abs().max() < 1e-4, method
 
 
-def test_every_piece_begins_as_a_text_does(workshop):
-    plain = rows(workshop[1], 40, 2)
-    bos = AddsBos(workshop[1])
-    begun = rows(bos, 40, 2)
-    assert plain.shape == begun.shape == (6, 40) and set(begun[:, 0].tolist()) == {bos.bos_token_id}
-    assert torch.equal(begun[0, 1:], plain[0, :39]) and not torch.equal(begun[1, 1:], plain[1, :39])
-
-
-class AddsBos:
-    """A tokenizer that begins a text with a token of its own."""
-
-    bos_token_id = 3
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-    def __call__(self, text, add_special_tokens=True, **how):
-        found = self.tokenizer(text, add_special_tokens=False, **how)
-        if add_special_tokens:
-            found["input_ids"] = [self.bos_token_id, *found["input_ids"]]
-        return found
-
-
 @pytest.mark.parametrize("needle", [False, True])
 def test_a_document_answers_its_questions(needle):
     for seed in range(20):
@@ -141,14 +117,6 @@ def test_a_document_beyond_the_context_costs_no_other_verdict(workshop, monkeypa
     assert "are more than the model's context of 2048" in found["sinks:budget=0.5"].why and str(found)
 
 
-def test_a_gate_says_what_a_guess_needs(workshop):
-    found = gate(*workshop, ["infinigen:ratio=0.1", "h2o"], minutes=0.01)
-    assert re.search(
-        r"brings \d\d % of the best tokens, alpha=4,ratio=0.3 9\d %; c", found["infinigen:ratio=0.1"].why
-    )
-    assert "best tokens" not in found["h2o"].why
-
-
 def test_what_was_done_stays_where_somebody_stops_it(workshop):
     def stop(line):
         if line.startswith("int4"):
@@ -165,23 +133,6 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
 
 
-@pytest.mark.parametrize("words, said", [
-    (["--memory", "24XB"], "memory='24XB': expected a size such as 24GB"),
-    (["--context", "64k"], "the model was trained for 2,048 tokens"),
-    (["--users", "0"], "users=0: expected a whole number from 1 on"),
-    (["--minutes", "-1"], r"minutes=-1.0: expected a number above 0"),
-    (["--methods", "int3"], "unknown method 'int3'"),
-    (["--methods", "h2o:budget=-2"], "budget=-2"),
-    (["--text", "/nowhere"], "/nowhere: No such file"),
-    (["--model", "/nowhere"], "/nowhere"),
-    (["--json", "/nowhere/gate.json"], "/nowhere/gate.json: No such file"),
-])  # fmt: skip
-def test_bad_input_is_one_line(words, said, capsys):
-    assert cli.main(["gate", *words]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert said in lines[-1] and lines[-1].startswith("kvlab: error: ")
-
-
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     text = tmp_path / "own.txt"
     text.write_text("The lamp was lit, and the boats came home one after another. " * 200)
@@ -194,8 +145,3 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert stored["lines"][0]["fits"] is True and math.isfinite(stored["lines"][0]["cost"]["nats"])
     page = (tmp_path / "gate.html").read_text()
     assert page.count("<svg") == 1 and "int8" in page and len(KINDS) == 3
-
-
-def test_too_much_is_said(workshop):
-    found = gate(*workshop, ["int8"], minutes=5, memory=1.5e7, context=2048, users=2)
-    assert found["int8"].fits is False and not found.safe and "too much" in show.text(found)

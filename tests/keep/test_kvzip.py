@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 import torch
 from families.models import family
-from reference.test_models import again_by_definition, held_by_head
+from reference.test_models import held_by_head
 from tiny import left_padded, prompt, tiny
 
 import kvlab
@@ -56,25 +56,6 @@ def test_one_pass_for_every_chunk_and_nothing_is_written(store, chunk, calls):
     assert fed[1] == min(chunk, 47) and all(tokens <= chunk + 8 for tokens in fed[1:])
     assert cache.get_seq_length() == 47
     assert all(layer.keep.scores is layer.keep.ids is layer.keep.real is None for layer in cache.layers)
-
-
-def test_where_the_tokenizer_is_known_an_instruction_comes_first():
-    model, tokenizer = kvlab.load()
-    fed, ids = (
-        [],
-        tokenizer("Once there was a small boat on a wide lake. " * 4, return_tensors="pt").input_ids,
-    )
-    note = lambda module, args, kwargs: fed.append(tokenizer.decode(kwargs["input_ids"][0]))
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        kvlab.Stepper(model, kvlab.make_cache(model, "kvzip:chunk=24")).feed(ids)
-    finally:
-        hook.remove()
-    text = tokenizer.decode(ids[0])
-    assert fed[0] == text and text.startswith(tokenizer.decode(ids[0, :24]))
-    assert fed[1] == "\n\nRepeat the previous context exactly.\n" + tokenizer.decode(ids[0, :24])
-    later = "\n\nRepeat the part of the previous context exactly, starting with"
-    assert fed[2] == later + tokenizer.decode(ids[0, 16:24]) + "\n" + tokenizer.decode(ids[0, 24:48])
 
 
 def by_stepper(model, cache, ids, mask):
@@ -178,17 +159,3 @@ def test_what_cannot_be_read_again():
         model(inputs_embeds=torch.randn(1, 9, 32), past_key_values=cache)
     with pytest.raises(ValueError, match=r"a prompt of 120 tokens leaves no room to be read again .* of 128"):
         kvlab.Stepper(model, cache).feed(prompt(120))
-
-
-def test_a_short_context_is_read_in_shorter_chunks():
-    model = tiny("llama")  # a context of 128
-    fed, ids = [], prompt(100)
-    note = lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1])
-    cache = kvlab.make_cache(model, "kvzip:budget=0.3")
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        kvlab.Stepper(model, cache).feed(ids)
-    finally:
-        hook.remove()
-    assert fed == [100, 20, 28, 28, 28, 28]
-    assert held_by_head(cache, 0) == again_by_definition(model, ids, 0.3, 20, 4)

@@ -24,9 +24,3 @@ def test_the_newest_token_is_held_whatever_it_scores(sign):
     stepper.feed(prompt(1, rows=2))
     stepper.feed(prompt(3, rows=2))
     assert cache.layers[3].positions[:, 1].tolist() == [[0, 1, 2, 3, 15], [0, 1, 2, 3, 7]]
-
-
-def test_a_keep_that_does_not_score_says_so():
-    model = tiny("llama")
-    with pytest.raises(TypeError, match="define score"):
-        kvlab.decode(model, prompt(10), kvlab.KVCache(model, keep=kvlab.keep.Keep(3)), 2)

@@ -1,6 +1,5 @@
 """The simulator, against schedules worked out by hand and against what the modelled link recorded."""
 
-import time
 from itertools import pairwise
 
 import pytest
@@ -10,12 +9,10 @@ from tiny import linked, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import MACHINES, SHAPES
-from kvlab.link.base import Link
 from kvlab.measure import simulate as simulator
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
 from kvlab.measure.timeline import record
-from kvlab.place import Host, ModelledLink
-from kvlab.store import Growing
+from kvlab.place import ModelledLink
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
 A6000, OPT = MACHINES["A6000-PCIe3"], SHAPES["OPT-13B"]
@@ -23,10 +20,6 @@ A6000, OPT = MACHINES["A6000-PCIe3"], SHAPES["OPT-13B"]
 
 def layers(ask, fetch=0, write=0, selection=0.0, count=3):
     return [Work(1.0, 2.0, 3.0, selection, ask, fetch, write) for _ in range(count)]
-
-
-def test_without_transfers_the_parts_add_up():
-    assert simulate([layers(NEVER)] * 2, LINK).seconds == 2 * 3 * 6
 
 
 def test_short_transfers_hide_behind_the_layer_before():
@@ -48,45 +41,11 @@ def test_a_late_choice_is_waited_for():
     assert timeline.total("stall") == 30
 
 
-def test_layers_of_a_step():
-    step = simulate([layers(NEEDED, 5, selection=0.5)] * 2, LINK).steps(1)
-    middle = step.layers(1, 1)
-    assert middle.seconds == 6 + 0.5 + 5 and min(s.start for s in middle.spans) == 0
-    assert [(s.what, s.layer, s.bytes) for s in middle.transfers] == [("fetch", 1, 5)]
-    assert step.layers(0, 2).seconds == step.seconds
-    row = [layers(NEVER, count=1)[0], *layers(REHEARSED, 5, selection=0.5, count=2)]
-    middle = simulate([row] * 2, LINK).steps(1).layers(1, 1)  # the choice for layer 2 is made in block 1
-    assert [s.layer for s in middle.compute if s.what == "selection"] == [2]
-    assert middle.seconds == max(s.end for s in middle.compute) == 6.5
-    with pytest.raises(ValueError, match="first=7, last=9"):
-        step.layers(7, 9)
-    with pytest.raises(ValueError, match="of one step"):
-        simulate([layers(NEEDED, 5)] * 2, LINK).layers(0, 1)
-
-
 def test_a_rehearsal_hides_the_same_transfer():
     chosen = [layers(NEVER, count=1)[0], *layers(REHEARSED, 5, selection=0.5, count=2)]
     timeline = simulate([chosen] * 2, LINK)
     assert timeline.total("stall") == 0
     assert timeline.seconds == 2 * (3 * 6 + 2 * 0.5)
-
-
-def test_a_whole_layer_is_asked_for_right_behind_the_last_rehearsal():
-    whole, chosen = Work(1.0, 2.0, 3.0, 0.0, AHEAD, 30), Work(1.0, 2.0, 3.0, 0.5, REHEARSED, 5)
-    inward = simulate([[whole, chosen, chosen]] * 2, LINK).transfers
-    # At 0 layer 0 and, half a second later, layer 1; block 1 begins at 30 + 2 + 3 and chooses for block 2.
-    assert [(s.step, s.layer, s.submitted, s.start) for s in inward] == [
-        (0, 0, 0, 0), (0, 1, 0.5, 30), (0, 2, 35.5, 35.5), (0, 0, 35.5, 40.5),
-        (1, 1, 48, 70.5), (1, 2, 76, 76),
-    ]  # fmt: skip
-
-
-def test_a_layer_is_not_read_before_its_last_token_is_written():
-    timeline = simulate([layers(AHEAD, 1, write=100, count=2)] * 2, LINK)
-    second = [s for s in timeline.transfers if s.what == "prefetch" and s.layer == 0][1]
-    write = next(s for s in timeline.transfers if s.what == "write" and s.layer == 0)
-    assert (write.start, write.end) == (1, 101)
-    assert second.submitted == second.start == 101
 
 
 @given(
@@ -143,25 +102,6 @@ def test_the_work_of_a_recorded_run(spec):
     assert again.seconds == pytest.approx(spent + again.total("stall"))
 
 
-def test_a_recording_ends_when_its_transfers_have():
-    """The last write may arrive long after the last step; it is in the timeline all the same."""
-
-    class Late(Link):
-        def _to_host(self, parts, ready):
-            time.sleep(0.1)
-            return super()._to_host(parts, ready)
-
-    model = tiny("llama")
-    cache = kvlab.KVCache(model, store=Growing(), place=Host(link=Late()))
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(20))
-    with record(model, cache) as timeline:
-        stepper.feed(prompt(1))
-    writes = [span for span in timeline.transfers if span.lane == "to host"]
-    assert [span.layer for span in writes] == [0, 1, 2, 3]
-    assert writes[-1].end > timeline.compute[-1].end
-
-
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_decode_works(system):
     row = decode_works(system, A6000, OPT, 2048, 8)
@@ -177,8 +117,3 @@ def test_decode_works(system):
     if system != "uvm+h2o":  # which computes less: it attends to a fifth
         assert timeline.seconds >= ideal.seconds * (0.9 if "h2o" in system or system in ("infinigen",) else 1)
     assert sum(s.bytes for s in timeline.transfers if s.lane == "to device") == 3 * sum(w.fetch for w in row)
-
-
-def test_an_unknown_system():
-    with pytest.raises(ValueError, match="system='flexgen': expected one of full, uvm"):
-        decode_works("flexgen", A6000, OPT, 100, 1)

@@ -85,13 +85,6 @@ def test_found_by_hand(family):
     assert studies.found(passage, layer, 7 / 35, ratio=0.5, last=last) == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="expected \\[1, tokens\\]"):
-        studies.read(tiny("llama"), prompt(5, rows=2))
-    with pytest.raises(ValueError, match="layer=0: no block"):
-        studies.found(studies.read(tiny("llama"), prompt(40)), 0, 0.2)
-
-
 @pytest.mark.parametrize("family", ["llama", "opt"])
 @pytest.mark.parametrize("alpha, ratio", [(0.3, 0.5), (math.inf, 1.0), (math.inf, 0.25)])
 def test_what_a_guess_brings_by_hand(family, alpha, ratio):

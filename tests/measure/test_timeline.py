@@ -67,13 +67,6 @@ def test_top_k_must_choose_before_it_can_fetch():
             assert chosen.end <= transfer.submitted <= wait.start and transfer.end <= wait.end
 
 
-def test_write_back_is_not_waited_for_in_its_own_step():
-    timeline = steps_of("offload")
-    for write in [t for t in timeline.transfers if t.what == "write"]:
-        (attends,) = attention_of(timeline, write.step, write.layer)[-1:]
-        assert write.submitted <= attends.start
-
-
 def test_compute_spans_follow_each_other_without_gap_or_overlap():
     for spec in ("offload", "topk", "infinigen"):
         timeline = steps_of(spec)
@@ -84,18 +77,3 @@ def test_compute_spans_follow_each_other_without_gap_or_overlap():
         part = timeline.steps(1)
         assert part.seconds == pytest.approx(sum(s.seconds for s in timeline.compute if s.step == 1))
         assert min(s.start for s in part.compute) == 0
-
-
-@pytest.mark.parametrize("family", ["qwen3", "opt"])
-def test_timelines_of_every_family_and_of_a_cache_without_a_link(family, tmp_path):
-    model = tiny(family)
-    cache = kvlab.make_cache(model, "full")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(9))
-    with record(model, cache) as timeline:
-        stepper.feed(prompt(1))
-    assert timeline.total("attention") > 0 and timeline.total("stall") == 0 and not timeline.transfers
-    timeline.save(tmp_path / "trace.json")
-    assert (tmp_path / "trace.json").read_text().startswith('{"traceEvents": [')
-    with pytest.raises(ValueError, match="step=1: the timeline holds no such step"):
-        timeline.steps(1)

@@ -91,17 +91,3 @@ def test_load_takes_a_map(tmp_path):
     assert any(parameter.is_meta for parameter in model.parameters())
     with pytest.raises(ValueError, match="has no digest"):
         kvlab.saved.model_digest(model)
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"model": []}'])
-def test_maps_that_cannot_be_read(tmp_path, text):
-    path = tmp_path / "map.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ValueError, match="device_map"):
-        kvlab.load(device_map=path)
-
-
-def test_a_device_and_a_map():
-    with pytest.raises(ValueError, match="expected one"):
-        kvlab.load(device="cpu", device_map="auto")

@@ -184,25 +184,3 @@ def test_a_file_that_is_cut_off_or_not_there(tmp_path, capsys, folder):
     )
     assert list(folder.glob("*")) == []
     assert "there is no file" in one_line(["doctor", "--model", str(tmp_path / "y.gguf")], capsys)
-
-
-def test_a_file_of_a_version_to_come(tmp_path, capsys, folder):
-    made.write(tmp_path / "x.gguf")
-    content = (tmp_path / "x.gguf").read_bytes()
-    (tmp_path / "x.gguf").write_bytes(content[:4] + (9).to_bytes(4, "little") + content[8:])
-    said = one_line(["doctor", "--model", str(tmp_path / "x.gguf")], capsys)
-    assert "its format is of version 9, which the package gguf does not read" in said
-    assert list(folder.glob("*")) == []
-
-
-def test_without_the_package(tmp_path, monkeypatch, capsys):
-    made.write(tmp_path / "x.gguf")
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    said = one_line(["doctor", "--model", str(tmp_path / "x.gguf")], capsys)
-    assert 'pip install "kvlab[gguf]"' in said
-
-
-def test_doctor_on_a_gguf_file(tmp_path, capsys):
-    made.write(tmp_path / "x.gguf", "Q4_1")
-    assert cli.main(["doctor", "--model", str(tmp_path / "x.gguf")]) == 0
-    assert "(llama): equal with " in capsys.readouterr().out

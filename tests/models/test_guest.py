@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import threading
@@ -182,20 +181,6 @@ def test_a_copied_layer_attends_as_the_others_do():
         found = model(IDS, past_key_values=kvlab.make_cache(model, "full")).logits
         assert (found - expected).abs().max() < 1e-5
         assert torch.equal(model(IDS, use_cache=False).logits, expected)
-
-
-def test_looks_leave_a_rotary_embedding_that_follows_the_length_as_it_was():
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    plain = family("Llama", max_position_embeddings=32, rope_parameters=rope)
-    long = torch.randint(2, 96, (1, 60), generator=torch.Generator().manual_seed(4))
-    for method in ("full", "sinks:budget=16,renumber=true", "shadowkv"):
-        ours, other = copy.deepcopy(plain), copy.deepcopy(plain)
-        for ids in (IDS, long[:, :40], long):
-            assert torch.equal(ours(ids).logits, other(ids).logits)
-            with contextlib.suppress(ValueError):
-                kvlab.make_cache(ours, method)
-            looked_at(ours)
-            assert torch.equal(ours(IDS).logits, other(IDS).logits)
 
 
 def test_other_threads_do_not_notice():

@@ -47,33 +47,6 @@ def test_known_tokens(smollm2, text):
     assert smollm2[1](text).input_ids == TOKENS[text]
 
 
-def test_every_text_comes_back(smollm2):
-    tokenizer = smollm2[1]
-    texts = [row["text"] for row in prose()["test"].select(range(3))]
-    texts += ["a  2\n\n\n1. 12,345.67\t— é 日本 😀\n", " don't  stop ", "x<file_sep>y<|endoftext|>"]
-    for text in texts:
-        assert tokenizer.decode(tokenizer(text).input_ids) == text
-    pieces = tokenizer.convert_ids_to_tokens(tokenizer("a  2\n\n1.").input_ids)
-    assert pieces == ["a", "ĠĠ", "2", "ĊĊ", "1", "."]  # digits stand alone, before anything else is cut
-
-
-def test_the_chat_template(smollm2):
-    model, tokenizer = smollm2
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        tokenize=False, add_generation_prompt=True,
-    )  # fmt: skip
-    assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    out = model.generate(
-        ids, max_new_tokens=10, do_sample=False, past_key_values=kvlab.make_cache(model, "full")
-    )
-    assert tokenizer.decode(out[0, ids.shape[1] :]) == "The capital of France is Paris.<|im_end|>"
-
-
 @pytest.mark.parametrize("dtype, near", [("float32", 2e-4), ("bfloat16", 0.02)])
 def test_perplexity_of_a_story_of_ours(smollm2, dtype, near):
     """Through the cache that holds everything, in fp32 and in bf16."""

@@ -143,15 +143,6 @@ def test_what_is_more_than_processors_is_refused_in_one_line(plain, tokenizer, n
     assert "\n" not in str(caught.value)
 
 
-def test_a_task_may_say_otherwise_than_the_model(plain, tokenizer):
-    said = {"until": ["zzz"], "max_gen_toks": LIMIT, "repetition_penalty": 1.0, "num_beams": 1}
-    requests = asked("generate_until", [(PROMPTS[0], said)])
-    model = copy.deepcopy(plain)
-    expected = KVLabLM(model, tokenizer=tokenizer).generate_until(requests)
-    model.generation_config.repetition_penalty, model.generation_config.num_beams = 1.8, 4
-    assert KVLabLM(model, tokenizer=tokenizer).generate_until(requests) == expected
-
-
 def test_a_model_in_train_mode_is_scored_in_eval_mode_and_given_back(plain, tokenizer):
     kept, model = copy.deepcopy(plain), copy.deepcopy(plain)
     for one in (kept, model):

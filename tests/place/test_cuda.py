@@ -37,21 +37,6 @@ def test_every_way_is_tried_and_the_faster_kept():
     assert trial.seconds_per_byte("slow") == 0.2 and trial.seconds_per_byte("fast") == 0.1
 
 
-def test_what_says_nothing_is_not_counted():
-    """Transfers of no byte, broken ones, and those still under way."""
-    trial = Trial("a", "b")
-    for _ in range(TRIES + 1):
-        trial.note("a", carried(10, 1.0))
-    for useless in (carried(0, 1.0), carried(10, 1.0, OSError("gone")), Transfer("fetch", 0, 10, "device")):
-        trial.note("b", useless)
-    for _ in range(TRIES):  # and the first is not counted either
-        trial.note("b", carried(10, 2.0))
-    trial.next()
-    assert trial.best is None
-    trial.note("b", carried(10, 2.0))
-    assert trial.next() == "a" == trial.best
-
-
 @needs_triton
 @given(
     batch=st.integers(1, 3), heads=st.integers(1, 3), held=st.integers(1, 40), spare=st.integers(0, 5),

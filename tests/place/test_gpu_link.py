@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import kvlab
-from kvlab.gather import begun, by_head, by_token, gather_slots, slot_index, with_room
+from kvlab.gather import by_token, gather_slots
 from kvlab.link import cuda
 from kvlab.spec import parse
 from tests.tiny import prompt, tiny
@@ -156,23 +154,3 @@ def test_where_tokens_go_step_by_step_the_host_moves_none_of_the_others(link, mo
     ids = prompt(1, rows=3)
     here, there = (model(ids, past_key_values=one).logits for one in (plain, cache))
     assert torch.allclose(here, there, atol=1e-5)
-
-
-sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 5))
-
-
-@given(size=sizes, room=st.integers(0, 5), width=st.sampled_from([(), (3,)]), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
-def test_slots_are_found_in_either_order_of_memory(size, room, width, seed):
-    torch.manual_seed(seed)
-    batch, heads, count, inner = size
-    whole = torch.rand(count + room, batch, heads, inner)
-    x = by_head(whole[:count])
-    slots = torch.randint(-1, count, (batch, heads, 4))
-    wanted = x.gather(2, slots.clamp(min=0)[..., None].expand(-1, -1, -1, inner))
-    for one in (x, x.contiguous(), x[..., : inner - 1] if inner > 1 else x):
-        flat, index = slot_index(one, slots)
-        assert torch.equal(flat.index_select(0, index).view(*slots.shape, -1), wanted[..., : one.shape[3]])
-        assert torch.equal(gather_slots(one, slots), wanted[..., : one.shape[3]])
-    assert torch.equal(begun(x), by_head(whole)) and by_token(x).is_contiguous()
-    assert torch.equal(with_room(x, count + room)[:, :, :count], x)

@@ -3,17 +3,14 @@
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import pytest
 import torch
 from tiny import linked, prompt, tiny
 
 import kvlab
-from kvlab.arithmetic import LAUNCHES, MACHINES, layer_seconds
 from kvlab.link.staging import Staging
 from kvlab.measure.machines import like, link_named
-from kvlab.models import ModelShape
 from kvlab.place import Host, Link, ModelledLink, TopK, Whole
 from kvlab.store import Growing
 
@@ -57,41 +54,6 @@ def test_records_add_up_to_the_bytes_moved(spec):
     assert {r.toward for r in written} == {"host"} and {r.toward for r in fetched} == {"device"}
 
 
-def test_lanes_serve_in_order_and_never_faster_than_the_link():
-    link = ModelledLink(1e9, latency=1e-3)
-    parts = (torch.arange(2 * 3 * 50 * 4.0).view(2, 3, 50, 4),)
-    handles = [link.fetch(parts, None, layer=i, bytes=parts[0].nbytes, why="fetch") for i in range(4)]
-    back = link.write(parts, layer=9, bytes=parts[0].nbytes, why="write")
-    for handle in handles:
-        (got,) = handle.wait()
-        assert torch.equal(got[:, :, :50], parts[0]) and got.shape == (2, 3, 51, 4)
-    assert torch.equal(back.wait()[0], parts[0])
-    for early, late in pairwise(handles):
-        assert late.started >= early.finished
-    for handle in (*handles, back):
-        assert handle.submitted <= handle.started
-        assert handle.finished - handle.started >= link.seconds(parts[0].nbytes) - 1e-9
-
-
-def test_the_two_directions_do_not_share_a_lane():
-    gate = threading.Event()
-
-    class Held(Link):
-        def _to_device(self, staged):
-            gate.wait(30)
-            return staged
-
-    link, parts = Held(), (torch.ones(1, 1, 3, 2),)
-    fetch = link.fetch(parts, None, layer=0, bytes=24, why="fetch")
-    link.write(parts, layer=0, bytes=24, why="write").wait()
-    assert not fetch.finished  # the write went past it
-    link.timeout = 0.1
-    link.drain()  # gives up: a transfer that hangs does not hold up the end of a recording
-    assert not fetch.finished
-    gate.set()
-    fetch.wait()
-
-
 def test_staging_is_used_again_and_never_twice_at_once():
     staging = Staging()
     first = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
@@ -112,15 +74,6 @@ def test_staging_is_used_again_and_never_twice_at_once():
     assert staging.buffers == ()
 
 
-def test_an_offloading_cache_stages_two_layers_and_no_more():
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, "offload:link=1e8")
-    trace = kvlab.decode(model, prompt(60), cache, 20)
-    layer = 2 * 2 * 8 * 4 * 80  # K and V of 80 tokens, 2 heads of 8
-    assert max(trace.device_bytes) <= 2 * 1.3 * layer < sum([layer] * 4)
-    assert len(cache.layers[0].place.link.staging.buffers) == 2
-
-
 def test_unified_memory_faults_for_what_does_not_fit():
     model = tiny("llama")
     trace = kvlab.decode(model, prompt(50), kvlab.make_cache(model, "uvm"), 5)
@@ -132,19 +85,6 @@ def test_unified_memory_faults_for_what_does_not_fit():
     assert trace.moved_bytes[2:] == [0, 0, 0] and trace.tokens_held[-1] == 10
     fetch = [r for r in cache.layers[0].place.link.records if r.why == "fetch"]
     assert [r.layer for r in fetch] == [0, 1, 2, 3]
-
-
-def test_a_link_of_a_named_machine():
-    model = tiny("llama", hidden_size=64)
-    link = like("A6000-PCIe3", model, tokens=64)
-    assert "A6000-PCIe3 carries 16 GB/s" in repr(link) and "a number has 32 bits" in link.about
-    here = kvlab.measure.machines.measured_layer_seconds(model, 64)
-    there = layer_seconds(MACHINES["A6000-PCIe3"], ModelShape.of(model), 64)
-    assert there == LAUNCHES  # for a model this small
-    size = 64 * 2 * 2 * 16  # K and V of 64 tokens in 2 heads of 16: numbers
-    assert link.seconds(4 * size) / here == pytest.approx((10e-6 + 2 * size / 16e9) / there)
-    assert like("A6000-PCIe3", model, tokens=64).bandwidth == link.bandwidth  # measured once
-    assert kvlab.make_cache(model, "offload:link=GH200-C2C").layers[0].place.link.bandwidth > link.bandwidth
 
 
 @pytest.mark.parametrize("fetch", [Whole(), TopK(0.4)])
@@ -166,16 +106,6 @@ def test_two_threads_may_share_a_link(fetch):
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)
     assert {record.toward for record in link.records} == {"device", "host"}
-
-
-def test_what_is_remembered_of_transfers_is_bounded_and_holds_no_tensor(monkeypatch):
-    monkeypatch.setattr("kvlab.link.base.RECORDS", 30)
-    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "offload:link=1e9")
-    kvlab.decode(model, prompt(20), cache, 20)
-    cache.reset()
-    link = cache.layers[0].place.link
-    link.drain()
-    assert len(link.records) == 30 and all(record.future is None for record in link.records)
 
 
 def test_bad_links():

@@ -15,23 +15,6 @@ def stepped(model, spec, ids, steps=6, **given):
     return stepper, [stepper.feed(prompt(1, rows=len(ids), seed=step)) for step in range(steps)]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    ["quest:page=3,budget=0.3", "quest:page=4,budget=9,link=1e9", "quest:page=3,budget=9,digest=centre"],
-)
-def test_a_crop_into_a_page(spec):
-    """What is left is bounded again, so that a cropped cache goes on as a fresh one."""
-    model, ids = tiny("llama"), prompt(40, rows=2)
-    cropped, _ = stepped(model, spec, ids)
-    cropped.cache.crop(-17)  # 46 tokens -> 29
-    fresh, _ = stepped(model, spec, ids[:, :29], steps=0)
-    for step in range(8):
-        token = prompt(1, rows=2, seed=step)
-        with torch.no_grad():
-            ours = model(token, past_key_values=cropped.cache).logits[:, -1]
-        assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-5)
-
-
 def test_the_bytes_of_the_index_and_of_what_is_fetched():
     model, heads, width = tiny("llama"), 2, 8
     stepper, _ = stepped(model, "quest:budget=0.3,page=4", prompt(50, rows=3), 1)
@@ -89,20 +72,3 @@ def test_missed_mass_is_what_attention_gives_to_the_rest(spec, link):
     assert cache.stats().missed_mass > 0.01
     stepper.feed(prompt(5, rows=2))  # no choice was made
     assert cache.stats().missed_mass is None
-
-
-@pytest.mark.parametrize("digest", ["bounds", "centre"])
-def test_the_longest_row_may_leave(digest):
-    """What stays goes on as it would by itself, though its pages were made beside more of them."""
-    model, spec = tiny("llama"), f"quest:page=4,budget=8,full_layers=1,digest={digest}"
-    ids = prompt(33)
-    both = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    mask = torch.ones(2, 33, dtype=torch.long)
-    mask[0, :20] = 0  # 13 tokens beside 33
-    both.feed(torch.cat([ids, ids]), attention_mask=mask)
-    both.fork(torch.tensor([0]))
-    alone = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    alone.feed(ids[:, 20:])
-    for token in (5, 6, 7, 8, 9):
-        fed = torch.tensor([[token]])
-        assert torch.allclose(both.feed(fed, last=True), alone.feed(fed, last=True), atol=1e-4)

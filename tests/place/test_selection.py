@@ -1,17 +1,15 @@
 """Skewing, folding and choosing slots; what TopK and InfiniGen fetch is compared in tests/reference."""
 
 import copy
-import math
 
 import pytest
 import torch
-from families.models import family
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.attention import group_importance, recorded
+from kvlab.attention import recorded
 from kvlab.calibrate.fold import fold, is_folded
 from kvlab.calibrate.skew import skew, skewing_matrices
 from kvlab.place.topk import most_important
@@ -36,29 +34,11 @@ def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, ki
             assert sorted(importance[row, head, chosen].tolist(), reverse=True) == best
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_queries_that_are_no_numbers_are_one_line(value):
-    with pytest.raises(ValueError, match="queries of a calibration text are not finite"):
-        skewing_matrices(torch.ones(2, 40, 16).index_fill(1, torch.tensor([3]), value))
-
-
 def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
     model = tiny("llama", num_hidden_layers=2)
     first = skew(model)
     assert skew(model) is first
     assert skew(model, prompt(40).tolist()) is not first
-
-
-def test_skewing_from_a_file_lies_where_the_model_does(tmp_path):
-    """Once, when it is read: InfiniGen would copy it to the device in every layer of every step."""
-    import copy
-    from importlib import import_module
-
-    module, model = import_module("kvlab.calibrate.skew"), copy.deepcopy(tiny("llama"))
-    file = tmp_path / "skew.pt"
-    module._write(file, module._calibrate(model, prompt(40)))
-    assert {matrix.device.type for matrix in module._read(file, model)} == {"cpu"}
-    assert {matrix.device.type for matrix in module._read(file, model.to("meta"))} == {"meta"}
 
 
 def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
@@ -80,25 +60,6 @@ def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
     file.write_bytes(b"damaged")
     assert torch.equal(skew(make())[0], first[0])
     assert file.stat().st_size > 100  # mended
-
-
-def test_the_skewing_of_a_larger_hybrid_is_found_again(monkeypatch, tmp_path):
-    """As many matrices as layers that attend."""
-    monkeypatch.setattr("kvlab.calibrate.skew.SMALL", 0)
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
-    model = kvlab.prepare(family("LFM2"))
-    first = skew(copy.deepcopy(model))
-    monkeypatch.setattr("kvlab.calibrate.skew._calibrate", lambda *_: pytest.fail("calibrated again"))
-    assert len(first) == 1 and torch.equal(skew(kvlab.prepare(copy.deepcopy(model)))[0], first[0])
-
-
-def test_a_calibration_that_failed_is_tried_again(monkeypatch):
-    model = tiny("llama", num_hidden_layers=2)
-    with monkeypatch.context() as patch:
-        patch.setattr("kvlab.calibrate.skew._calibrate", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            skew(model, prompt(41).tolist())
-    assert len(skew(model, prompt(41).tolist())) == 2
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
@@ -136,13 +97,6 @@ def strongest_quarter(model, ids):
 def test_only_models_without_rotation_are_folded():
     with pytest.raises(ValueError, match="'llama' cannot be folded, only opt and gpt2"):
         fold(tiny("llama"))
-
-
-def test_group_importance():
-    scores = torch.tensor([[[0.0, 2.0, -math.inf], [1.0, 0.0, -math.inf]]])
-    assert torch.equal(group_importance(scores, 2), scores)
-    mean = scores.softmax(-1).mean(1, keepdim=True)
-    assert torch.allclose(group_importance(scores, 1), mean)
 
 
 def test_a_gpus_skewing_matrices_are_made_on_the_cpu(monkeypatch):

@@ -14,13 +14,6 @@ from kvlab.calibrate import profile
 from kvlab.keep import Duo
 
 
-def test_streams():
-    seen = duo.streams(9, 2, 3)
-    for query in range(9):
-        wanted = [key for key in range(query + 1) if key < 2 or key > query - 3]
-        assert seen[query].nonzero()[:, 0].tolist() == wanted
-
-
 def test_open_gates_are_the_model_and_closed_ones_the_window():
     """Grouped queries; in between, a head's output is the mixture."""
     torch.manual_seed(0)
@@ -68,13 +61,6 @@ def test_the_loss_is_of_the_answer_and_gates_end_at_0_and_1(monkeypatch):
     loss = (found - target)[16:19].square().mean()  # where the last three of 20 tokens are predicted
     assert f"2/2: loss {loss:.4f}, " in said[1] and loss > 0.1
     assert gates.min() == 0 and gates.max() == 1
-
-
-def test_a_hybrid_has_gates_where_it_attends():
-    model = kvlab.prepare(copy.deepcopy(family("LFM2")))  # its first layer does not
-    rows = [(prompt(20, seed=seed)[0].tolist(), 2) for seed in range(3)]
-    gates = duo.train(model, rows, 2, 30)
-    assert gates.shape == (1, 3) and torch.allclose(gates, torch.tensor(1 - 3 * duo.RATE), atol=1e-3)
 
 
 def test_a_model_that_open_gates_change_is_refused():

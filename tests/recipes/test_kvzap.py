@@ -2,7 +2,6 @@
 
 import sys
 
-import pytest
 import torch
 from reference.definitions import keep
 from tiny import prompt, tiny
@@ -45,25 +44,6 @@ def test_the_scores_are_those_that_kvzip_chooses_by():
         assert torch.allclose(y.exp().float(), scores, atol=1e-6) and x.shape == (20, 2 * (8 + 8))
 
 
-def test_what_is_heard_of_a_token_is_what_its_layer_made_of_it():
-    """Keys before they are rotated, and values, head after head."""
-    model, made = tiny("llama"), []
-    hooks = [
-        getattr(block.self_attn, name).register_forward_hook(
-            lambda module, inputs, out: made.append(out[0].unflatten(-1, (2, 8)))
-        )
-        for block in model.model.layers
-        for name in ("k_proj", "v_proj")
-    ]
-    found = kvzap.heard(model, [prompt(20)[0].tolist()])
-    first = [x for _, x, _ in found]
-    for hook in hooks:
-        hook.remove()
-    for order, x in enumerate(first):
-        keys, values = made[2 * order : 2 * order + 2]  # of the first reading
-        assert torch.allclose(x.float(), torch.cat([keys, values], -1).flatten(1), atol=1e-5)
-
-
 def test_some_texts_are_fitted_and_the_threshold_is_the_others():
     """Of which the share asked for is held, by what the profile guesses, the newest tokens among them."""
     model, texts = tiny("llama"), [prompt(20 + seed, seed=seed)[0].tolist() for seed in range(6)]
@@ -81,22 +61,6 @@ def test_some_texts_are_fitted_and_the_threshold_is_the_others():
         stays[-10:] = True
         held, total = held + int(stays.sum()), total + stays.numel()
     assert held == round(0.7 * total) and about["threshold"] < 1
-
-
-def test_the_threshold_lies_between_guesses():
-    guessed = torch.tensor([-1.0, -2.0, -2.0 - 1e-7, -4.0, -9.0]).double()
-    for stay, between in ((1, -1.5), (2, -3.0), (3, -3.0), (4, -6.5)):
-        assert kvzap.threshold_for(guessed, stay) == pytest.approx(torch.tensor(between).exp().item())
-    for stay in (0, 5):
-        with pytest.raises(ValueError, match=f"share: of 5 tokens .*, {stay} would stay"):
-            kvzap.threshold_for(guessed, stay)
-
-
-def test_documents_state_facts_and_ask_nothing():
-    _, tokenizer = kvlab.load()
-    texts = [tokenizer.decode(ids) for ids in kvzap.documents(tokenizer, 5, 60)]
-    assert not any("Question" in text for text in texts) and len({*texts}) == 5
-    assert kvzap.documents(tokenizer, 5, 60) == kvzap.documents(tokenizer, 5, 60)
 
 
 def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from course.recipes import circuit, train
-from eval.tasks import corpus, words
+from eval.tasks import corpus
 from kvlab import models
 
 SHIPPED = models.EMBEDDED["workshop"]
@@ -53,13 +53,6 @@ def test_growing_leaves_the_logits_as_they_are(arch):
     torch.testing.assert_close(after, before)
 
 
-def test_blocked_attention_is_causal_attention():
-    q, k, v = torch.randn(3, 2, 4, 70, 32).unbind()
-    out, _ = circuit.blocked(None, q, k, v, None, scaling=32**-0.5, block=32)
-    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(out, exact.transpose(1, 2))
-
-
 @pytest.mark.parametrize("arch", ["llama", "opt"])
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(stories, tmp_path, arch, monkeypatch):
     monkeypatch.setattr(train, "table", lambda *_: "")
@@ -76,12 +69,6 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(stories, tmp_path, arch,
     assert whole["rng"] == parts["rng"] and whole["tokens"] == parts["tokens"]
     for name, tensor in whole["model"].items():
         torch.testing.assert_close(parts["model"][name], tensor, rtol=0, atol=0)
-
-
-def test_tokenizer_has_a_token_for_every_word_of_the_lists(stories):
-    tokenizer = train.fit(list(corpus.stories([stories])))
-    assert {len(ids) for ids in tokenizer([f" {word}" for word in words.ALL])["input_ids"]} == {1}
-    assert tokenizer.decode(tokenizer("Ünlikely 🐟")["input_ids"]) == "Ünlikely 🐟"
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
@@ -103,15 +90,3 @@ def test_export_loads_without_a_network(arch, stories, tmp_path, monkeypatch):
         assert model.config.rope_parameters["rope_theta"] == train.STRETCHED and not concentrated
     else:
         assert concentrated == [len(train.documents())]
-
-
-def test_last_texts_of_a_file_are_not_trained_on(stories, tmp_path, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(train, "table", lambda model, tokenizer, valid: seen.update(valid) or "")
-    real = train.Rows
-    monkeypatch.setattr(train, "Rows", lambda *args: seen.update(rows=real(*args)) or seen["rows"])
-    train.main(command(stories, tmp_path / "run", "--steps", "1"))
-    texts = list(corpus.stories([stories]))
-    assert "".join(seen["stories, last 3"]) == "".join(texts[-3:])
-    read = seen["rows"].tokenizer.decode(seen["rows"].streams[0]).split("<|end|>")
-    assert read[:-1] == texts[:-3]

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.saved import model_digest
-from kvlab.static_graph import PaddedCache, StaticGraphEngine, export
-from kvlab.static_graph.engine import chunk_mask
+from kvlab.static_graph import PaddedCache, StaticGraphEngine
 from kvlab.static_graph.quantized import drift
 
 S, STEPS = 24, 8  # few sizes, since every one is a graph to export
@@ -146,17 +144,6 @@ def test_a_chunk_that_ends_where_the_context_does(family):
     assert made.steps == 1 and torch.allclose(torch.cat(logits, 1), expected, atol=1e-4)
 
 
-def test_a_chunk_sees_what_its_tokens_may_see():
-    def seen(*args):
-        return np.isfinite(chunk_mask(*args)).astype(int).tolist()
-
-    assert seen(np.array([0, 1]), 2, 2, 9) == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert seen(np.array([-1]), 0, 3, 9) == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]  # padding
-    # S = 4: token 5 no longer sees token 1
-    assert seen(np.array([1, 2, 3]), 4, 2, 4) == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
-    assert seen(np.array([3, 1, 2]), 4, 2, 4) == [[1, 1, 1, 1, 0], [1, 0, 1, 1, 1]]  # a ring
-
-
 @pytest.mark.parametrize("options", [{"form": "multi"}, {"form": "single", "policy": "ring"}])
 def test_forks_crops_and_bytes(options):
     made, ids = engine(**options), prompt(9, rows=2)
@@ -204,20 +191,6 @@ def test_a_deep_copy_goes_on_by_itself_and_pickling_is_refused():
         kvlab.Stepper(copy.deepcopy(made.model), cache)
 
 
-def test_a_prompt_made_elsewhere_is_taken_over():
-    """The harness prefills once for all methods; int8 rounds the rows it is given."""
-    made = engine(numbers="int8")
-    ids, mask = left_padded([prompt(11), prompt(6, seed=2)])
-    from eval.accuracy.prefill import shared
-
-    caches = {"full": kvlab.make_cache(made.model, "full"), "padded": PaddedCache(made)}
-    found, token = {}, prompt(1, rows=2, seed=8)
-    for name, stepper, _ in shared(made.model, caches, ids, mask, last=True):
-        found[name] = stepper.feed(token, last=True)
-    assert torch.allclose(found["full"], found["padded"], atol=0.5)
-    assert not torch.allclose(found["full"], found["padded"], atol=1e-5)
-
-
 def test_as_a_method():
     model, ids = tiny("llama", **SMALL), prompt(15)
     cache = kvlab.make_cache(model, f"padded:length={S},policy=compromise,extra=0.25,chunk=1")
@@ -239,12 +212,6 @@ def test_bad_models_and_prompts():
         cache.forward(prompt(1, rows=3))
 
 
-def test_missing_packages(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ValueError, match=r'pip install "kvlab\[static-graph\]"'):
-        kvlab.make_cache(tiny("llama"), f"padded:length={S}")
-
-
 def test_a_damaged_graph_is_refused(graphs, tmp_path):
     model = tiny("llama", **SMALL)
     engine()
@@ -260,16 +227,3 @@ def test_a_damaged_graph_is_refused(graphs, tmp_path):
                 StaticGraphEngine(model, S, chunk=1, cache=tmp_path)
             (copy / name).write_bytes(whole)
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
-    written = []
-
-    def fail(folder):  # the file is there, its checksum is not
-        written.extend(folder.iterdir())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(export, "write_sums", fail)
-    with pytest.raises(KeyboardInterrupt):
-        StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)
-    assert [path.name for path in written] == ["graph.onnx"] and not list(tmp_path.iterdir())

@@ -51,20 +51,6 @@ def test_counters_equal_closed_formulas_in_the_single_head_form(policy, length, 
         assert manager.copied_bytes == 4 * row * rows * copies
 
 
-@given(policy=policies, length=st.integers(3, 20), steps=st.integers(0, 60), heads=st.integers(2, 4))
-def test_counters_when_the_heads_share_an_allocation(policy, length, steps, heads):
-    (name, extra), rows = policy, length - 1
-    manager = KVManager(2, length, 5, heads=heads, policy=name, extra=extra)
-    for _ in range(steps):
-        manager.place()
-        manager.commit()
-    part = {"shift": 0, "ring": 0, "double": 1}.get(name, extra)
-    assert manager.reserved_bytes == 2 * 4 * round((heads + part) * rows * 5)
-    copies = 0 if name == "ring" else steps // (int(part * rows + 1e-9) + 1)
-    assert manager.copies == copies
-    assert manager.copied_bytes == 2 * 20 * (steps * heads + copies * (heads * rows - 1))
-
-
 def test_the_figure_shows_the_totals_of_the_document():
     axes = pictures.buffers(SHAPES["Llama-7B"], 2048).axes[0]
     points = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[::-1]}
@@ -93,20 +79,3 @@ def test_a_fork_and_a_crop(policy, heads):
     assert np.array_equal(manager.rows(), rows_of(5, 8, manager))
     with pytest.raises(ValueError, match="crop: 5 tokens have left"):
         manager.crop(1)
-
-
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ({"policy": "dubble"}, "policy='dubble': expected one of shift, double, compromise, ring"),
-        ({"policy": "compromise", "extra": -0.1}, "extra=-0.1: expected a part of S - 1 that is at least 0"),
-        ({"policy": "compromise", "extra": "x"}, "extra='x'"),
-        ({"policy": "compromise", "extra": float("nan")}, "extra=nan"),
-        ({"extra": 0.5}, "extra=0.5: only policy=compromise"),
-        ({"length": 1}, "length=1: expected a whole number of at least 2"),
-        ({"heads": 0}, "heads=0: expected a whole number of at least 1"),
-    ],
-)
-def test_bad_parameters(arguments, says):
-    with pytest.raises(ValueError, match=says):
-        KVManager(**({"sequences": 2, "length": 8, "head_dim": 4} | arguments))

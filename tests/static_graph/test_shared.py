@@ -1,19 +1,14 @@
 """What is held once and made once: weights, the file of every S, and folders that a killed export left."""
 
 import copy
-import platform
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from tiny import prompt, tiny
 
-import kvlab
 from kvlab.arithmetic import padded_buffer_bytes
 from kvlab.faster import compiled
 from kvlab.saved import model_digest
@@ -91,32 +86,6 @@ def test_weights_that_went_elsewhere_are_read_there(change):
     assert np.allclose(made.feed(made.manager(), [3]), expected, atol=1e-4) and kept
 
 
-def test_weights_that_became_narrow_are_refused():
-    model = copy.deepcopy(tiny("llama", **SMALL))
-    made = StaticGraphEngine(model, S)
-    model.half()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="a static graph needs float32"):
-            made.manager()
-
-
-def test_a_graph_is_made_once_for_every_length(tmp_path, monkeypatch):
-    made, exports = [], export.export
-    monkeypatch.setattr(export, "export", lambda *args: (made.append(args[1]), exports(*args)))
-    model, ids = tiny("llama", **SMALL), prompt(13)
-    full = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 8)
-    for length in (21, 24, 57):
-        engine = StaticGraphEngine(model, length, cache=tmp_path)
-        shapes = {node.name: node.shape for node in engine.graph.engine.get_inputs()}
-        assert shapes["past.0.k.0"][2] == length - 1 and shapes["mask"] == [1, 1, 1, length]
-        sizes = [size for shape in shapes.values() for size in shape]
-        assert all(isinstance(size, int) for size in sizes)  # the engine compiles fixed sizes
-        trace = engine.generate(ids, 8)
-        assert torch.equal(trace.tokens, full.tokens)
-        assert torch.allclose(trace.logprobs, full.logprobs, atol=1e-4)
-    assert [spec.width for spec in made] == [1, 64] and len(list(tmp_path.iterdir())) == 2  # a step, a prompt
-
-
 def test_two_models_of_one_shape_have_graphs_of_their_own(tmp_path):
     one, other = tiny("llama", **SMALL), copy.deepcopy(tiny("llama", **SMALL))
     with torch.no_grad():
@@ -177,72 +146,3 @@ def test_under_the_compiled_engine():
     model = compiled(copy.deepcopy(tiny("llama", **SMALL)))
     trace = StaticGraphEngine(model, S, chunk=6).generate(ids, 6)
     assert torch.equal(trace.tokens, plain.tokens)
-
-
-def test_what_a_killed_export_left_is_removed_and_nothing_else(tmp_path):
-    """That of a process which still runs, and of another machine, is left alone."""
-    here, there = (f"abc.{name}.unfinished" for name in (platform.node(), f"not-{platform.node()}"))
-    killed = [f".99999999-{here}"]
-    others = [f".1-{here}", f".99999999-{there}", "0123456789abcdef-multi-float32-00000000", ".other"]
-    for name in [*killed, *others]:
-        graph = tmp_path / name / "graph"
-        graph.mkdir(parents=True)
-        (graph / "graph.onnx").write_bytes(b"half a graph")
-    StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)  # an export clears before it begins
-    left = {path.name for path in tmp_path.iterdir()}
-    assert len(left - {*others}) == 1 and not left & set(killed)
-    assert all((tmp_path / name / "graph" / "graph.onnx").exists() for name in others)
-
-
-def test_a_weight_in_pieces_is_refused(tmp_path):
-    model = copy.deepcopy(tiny("llama", **SMALL))
-    weight = model.model.layers[1].mlp.up_proj.weight
-    weight.data = weight.data.t().contiguous().t()
-    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight is not contiguous"):
-        StaticGraphEngine(model, S, cache=tmp_path)
-
-
-def test_graphs_of_another_version_are_not_used():
-    """Inputs of a graph have transformers' names, and torch's exporter made it."""
-    script = """
-import importlib, torch, transformers
-from kvlab.static_graph import export
-print(export.MAKER)
-for package in (torch, transformers):
-    known, package.__version__ = package.__version__, "0"
-    print(importlib.reload(export).MAKER)
-    package.__version__ = known
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
-    same, *others = done.stdout.splitlines()
-    assert same == export.MAKER and len({same, *others}) == 3
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "phi", "gpt_neox"])
-def test_no_weight_is_turned_at_every_step(family, graphs, tmp_path):
-    """The session's own optimizer has to take the transpositions into its products."""
-    model = tiny(family, **SMALL)
-    path = export.graph_file(model, GraphSpec(model_digest(model), "multi"), cache=graphs)
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "made.onnx"), 3
-    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    before, after = onnx.load(path).graph, onnx.load(tmp_path / "made.onnx").graph
-    turned = lambda graph: [
-        node for node in graph.node if node.op_type == "Transpose" and node.input[0].startswith("model.")
-    ]
-    assert not turned(after)
-    assert turned(before) or family == "gpt2"  # whose weights lie the other way round
-
-
-def test_a_finished_graph_needs_no_writing(monkeypatch):
-    """As in a folder that cannot be written; root may write everywhere, so the calls are what is watched."""
-    model = tiny("llama", **SMALL)
-    StaticGraphEngine(model, S)
-
-    def refuse(*args, **kwargs):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(export.scratch.tempfile, "mkdtemp", refuse)
-    monkeypatch.setattr(export.Path, "mkdir", refuse)
-    monkeypatch.setattr(export.scratch.shutil, "rmtree", refuse)
-    StaticGraphEngine(model, S + 5)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tiny import left_padded, prompt, tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
 from kvlab.calibrate.scales import write_scales
-from kvlab.store import Calibrated
 
 
 @pytest.fixture
@@ -46,35 +45,3 @@ def test_every_token_is_rounded_by_the_given_scales(file, bits, channels):
             assert (apart > 1e-5).sum() <= 2 and (apart <= step * 1.01).all()  # between two codes
             beyond += int((codes.abs() > top + 0.6).sum())
     assert beyond > 0 and sum(layer.store.clipped for layer in cache.layers) >= beyond
-
-
-def test_a_padded_batch_forks_and_true_bits(file):
-    model = tiny("llama")
-    write_scales(file, model, channels=True)
-    ids, mask = left_padded([prompt(12), prompt(5, seed=4)])
-    token, logits = prompt(1, seed=3), {}
-    for name, (given, real) in {"both": (ids, mask), "alone": (prompt(5, seed=4), None)}.items():
-        stepper = kvlab.Stepper(model, kvlab.KVCache(model, store=Calibrated(file)))
-        stepper.feed(given, real)
-        if name == "both":
-            stepper.fork(torch.tensor([1, 1, 0]))
-        logits[name] = stepper.feed(token.repeat(3 if name == "both" else 1, 1), last=True)
-    assert torch.allclose(logits["both"][:2], logits["alone"].expand(2, -1), atol=1e-4)
-    store = kvlab.KVCache(model, store=Calibrated(file)).layers[0].store
-    assert store.format.bits_per_value((2, 16, 8)) == 8 + 1
-
-
-def test_files_that_do_not_fit(file):
-    model = tiny("llama")
-    write_scales(file, model)
-    with pytest.raises(ValueError, match=r"profile=.*: it was made for a model with digest"):
-        kvlab.KVCache(tiny("llama", num_hidden_layers=2), store=Calibrated(file))
-    with pytest.raises(ValueError, match=r"bits=3: expected one of 2, 4, 8"):
-        Calibrated(file, 3)
-    with pytest.raises(TypeError, match="profile is a NoneType: expected a file"):
-        Calibrated(None)
-    from kvlab.calibrate.profile import write
-
-    write(file, "scales", model, {"keys": torch.ones(4, 2, 3), "values": torch.ones(4, 2, 1)}, channels=0)
-    with pytest.raises(ValueError, match=r"keys has shape \(4, 2, 3\), expected \(4, 2, 1\)"):
-        kvlab.KVCache(model, store=Calibrated(file))

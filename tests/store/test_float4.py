@@ -37,12 +37,3 @@ def test_four_over_six_takes_what_errs_less():
     y = torch.randn(2, 2, 50, 80, generator=torch.Generator().manual_seed(2))
     errors = [(read(form, y) - y).unflatten(-1, (5, 16)).norm(dim=-1) for form in FORMS[:2]]
     assert (errors[1] <= errors[0] * 1.000001).all() and errors[1].norm() < 0.97 * errors[0].norm()
-
-
-def test_beyond_the_scale_it_refuses_or_saturates():
-    x = torch.tensor([1e9, -1e9, 1.0, 0.0]).view(1, 1, 1, 4)
-    with pytest.raises(ValueError, match=r"nvfp4: KV head 0 holds a value above 2688 \(1e\+09\)"):
-        read(Float4(), x)
-    assert read(Float4(nonfinite="clip"), x).flatten().tolist() == [2688.0, -2688.0, 0.0, 0.0]
-    assert not read(Float4(), x * 1e-15).any()
-    assert read(Float4("mxfp4"), x)[..., 0] == 3 * 2**28

@@ -1,7 +1,5 @@
 """KIVI: bits, the room of its window, crops, and what is refused; its definition is in tests/reference."""
 
-import math
-
 import pytest
 import torch
 from tiny import prompt, started, tiny
@@ -23,22 +21,6 @@ def test_stated_bits_are_those_of_the_storages(bits, tokens):
     assert held * 8 == pytest.approx(2 * x.numel() * store.policy.bits_per_value((2, tokens, 64), x.dtype))
 
 
-def test_the_room_of_the_window_is_told_apart():
-    """It is asked for once, until the window overflows; what is held costs what is stated."""
-    store = fresh(2, 32, 32, 64)
-    store.append(*torch.randn(2, 3, 2, 70, 64))
-    assert store.spare_bytes == 0
-    for step in range(1, 60):
-        before = store.recents
-        store.append(*torch.randn(2, 3, 2, 1, 64))
-        assert (store.recents is before) == (step not in (1, 32, 33))
-        assert store.spare_bytes == (store.recents[0].shape[2] - store.filled) * 3 * 2 * 64 * 4 * 2
-        held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors()) - store.spare_bytes
-        if store.filled == 32:  # as after a prompt of so many tokens
-            stated = store.policy.bits_per_value((2, 70 + step, 64), torch.float32)
-            assert held * 8 == pytest.approx(2 * 3 * 2 * (70 + step) * 64 * stated)
-
-
 def test_what_follows_a_cropped_padding_is_none():
     store = fresh(2, 4, 20, 8)
     x, real = torch.randn(2, 2, 2, 12, 8), torch.arange(12)[None] >= torch.tensor([[9], [0]])
@@ -58,17 +40,3 @@ def test_crop_inside_the_window_or_not_at_all():
     assert cache.get_seq_length() == 20
     cache.crop(-6)
     assert cache.get_seq_length() == 14
-
-
-def test_refused():
-    for bad in ({"bits": 3}, {"group": 0}, {"recent": -1}, {"recent": 2.5}, {"group": True}):
-        with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
-            Kivi(**bad)
-    x = torch.ones(1, 2, 3, 8)
-    x[0, 1, 2, 0] = math.nan
-    with pytest.raises(ValueError, match="keys: int2: KV head 1 holds NaN"):
-        fresh(2, 4, 4, 8).append(x, x)
-    clipped = started(Kivi(2, 4, 4, "clip"))
-    clipped.append(x, x)
-    assert clipped.replaced == 2  # in K and in V
-    assert torch.isfinite(clipped.read(x.device)[0]).all()

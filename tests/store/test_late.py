@@ -54,13 +54,6 @@ def test_a_prompt_is_refused_at_once_and_so_is_a_token_near_by(far, monkeypatch)
         store.append(one(torch.nan), one(1.0))
 
 
-def test_what_clips_clips_at_once(far):
-    store = Growing(Int(8, nonfinite="clip")).start(Layer)
-    store.append(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8))
-    store.append(one(torch.inf), one(1.0))
-    assert store.replaced == 1 and store.read(torch.device("cpu"))[0].isfinite().all()
-
-
 def test_forks_and_other_layers_are_not_blamed(far):
     import copy
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, started, tiny
 
 import kvlab
-from kvlab.store import Growing, Int, Smoothed, fold_smoothing
+from kvlab.store import Growing, Int, fold_smoothing
 
 
 @given(data=st.data())
@@ -35,19 +35,6 @@ def test_exact_tokens_follow_evictions_and_crops(data):
     assert not torch.equal(keys[:, :, 4:], x[:, :, 7:9])
 
 
-def test_bits_of_exact_sinks_and_smoothing():
-    x = torch.randn(2, 2, 50, 8)
-    for store in (
-        Growing(Int(4), sinks=4),
-        Growing(Smoothed(Int(4)), Int(4)),
-        Growing(Smoothed(Int(2)), sinks=1),
-    ):
-        state = started(store)
-        state.append(x, x)
-        held = sum(tensor.untyped_storage().nbytes() for tensor in state.tensors())
-        assert held * 8 == pytest.approx(2 * x.numel() * store.bits_per_value((2, 50, 8), x.dtype))
-
-
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_smoothing_in_the_weights_changes_keys_but_no_logit(family):
     model = copy.deepcopy(tiny(family, dtype=torch.float64))
@@ -65,8 +52,3 @@ def test_smoothing_in_the_weights_changes_keys_but_no_logit(family):
     assert sizes[1] == pytest.approx(1, abs=1e-4) and sizes[0] > 1.5  # channels of one size
     with pytest.raises(ValueError, match="smoothed already"):
         fold_smoothing(model)
-
-
-def test_refused():
-    with pytest.raises(ValueError, match="'llama' cannot be smoothed in its weights"):
-        fold_smoothing(tiny("llama"))

@@ -160,31 +160,3 @@ def test_caches_that_share_a_pool():
     assert pool.block_bytes == block
     table = caches[0].layers[0].store.table
     assert caches[0].stats().device_bytes == (40 - 4 * 3) * block + 4 * table.nbytes  # without the other's
-
-
-def test_a_copy_adds_nothing_to_what_a_cache_holds():
-    """Blocks that only the copy holds are its own; what both hold, and what is free, counts for each."""
-    model = tiny("llama")
-    stepper = kvlab.Stepper(model, cache := kvlab.make_cache(model, "paged:block=4,blocks=200"))
-    stepper.feed(prompt(18))
-    alone = cache.stats()
-    twin = copy.copy(stepper)
-    twin.cache = copy.deepcopy(cache)
-    assert cache.stats() == twin.cache.stats() == alone
-    for step in range(12):
-        twin.feed(prompt(1, seed=step))
-    pool, table = cache.layers[0].store.pool, cache.layers[0].store.table
-    own = 4 * table.unique().numel()
-    stats = cache.stats()
-    assert stats.spare_bytes == (pool.used - own) * pool.block_bytes > 0
-    assert stats.device_bytes == (own + len(pool.free)) * pool.block_bytes + 4 * table.nbytes
-    del twin
-    assert cache.stats() == alone
-
-
-def test_a_pool_serves_one_shape():
-    pool = BlockPool(block=4)
-    first = started(Paged(pool=pool), 3)
-    first.append(rows(1, 2, 0), rows(1, 2, 0))
-    with pytest.raises(ValueError, match="blocks of another shape"):
-        started(Paged(pool=pool), 5).append(rows(1, 2, 0, width=5), rows(1, 2, 0, width=5))

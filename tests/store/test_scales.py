@@ -38,13 +38,6 @@ def test_no_methods_format_is_left_out_above(name):
     assert type(form) is Exact or form in FORMS, f"{name}: {form} is missing in FORMS, tests/drawn.py"
 
 
-def test_what_comes_later_is_clipped_to_the_fixed_range():
-    form = Int(8, axis="channel")
-    _, *fixed = form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
-    later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2), fixed=tuple(fixed))
-    assert torch.allclose(form.decode(later, torch.float32).flatten(), torch.tensor([1.0, 1.0]), atol=0.02)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 @pytest.mark.parametrize("make", [lambda **o: Int(8, **o), lambda **o: Float8("e5m2", "token", **o)])
 def test_what_cannot_be_stored_is_refused_by_name_or_replaced_and_counted(make, bad):

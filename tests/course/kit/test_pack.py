@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from course import editions
 from course.kit import pack
-from course.teaching import kit, smollm2
+from course.teaching import smollm2
 from course.teaching.check.key import FOLD
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -192,30 +192,6 @@ def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
                 if posixpath.normpath(f"{posixpath.dirname(name)}/{link.partition('#')[0]}") not in files:
                     dead.append((name, link))
     assert dead == []
-
-
-def test_a_chapter_knows_its_kit():
-    """The first cell is Python, names the wheel, and compares the version."""
-    cell = pack.FIRST_CELL.format(version="1+a", needs="")
-    compile(cell.replace("    %pip", "    pass  # %pip"), "first", "exec")
-    assert 'kit.belongs("1+a")' in cell and '"kvlab-1+a-py3-none-any.whl"' in cell
-
-
-def test_a_notebook_of_another_kit_is_stopped_in_one_line(monkeypatch):
-    monkeypatch.setattr(kit.metadata, "version", lambda name: "0.1.0+old")
-    kit.belongs("0.1.0+old")
-    with pytest.raises(kit.Stop, match="is installed and this notebook needs") as stop:
-        kit.belongs("0.1.0+new")
-    assert stop.value._render_traceback_() == [str(stop.value)]
-    with pytest.raises(kit.Stop, match=r"needs module_without \(140 MB more\): .* --all"):
-        kit.belongs("0.1.0+old", "json", "module_without")
-
-
-@pytest.mark.slow
-def test_only_the_chapter_that_scores_needs_the_harness(kits):
-    needing = [name for name, data in kits[0].items() if name.endswith(".ipynb") and b"lm_eval" in data]
-    assert [Path(name).stem[:2] for name in needing] == ["08"]
-    assert any(line.startswith("lm-eval[hf]==") for line in pack.requirements(on_request=True))
 
 
 def test_a_chapter_names_no_command_that_a_kit_does_not_explain(tmp_path, monkeypatch, capsys):

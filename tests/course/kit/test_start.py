@@ -81,49 +81,9 @@ def test_no_python_at_all_gets_one_line(folder, tmp_path):
     assert "needs Python 3.11 or 3.12; found: none. Install" in ran.stderr
 
 
-@pytest.mark.parametrize("named", ["/no/such/python", "3.12", "false"])
-def test_a_python_that_was_named_wrongly_is_not_passed_over(folder, named):
-    ran = shell(folder, python=named)
-    assert ran.returncode == 1 and ran.stdout == ""
-    assert (
-        ran.stderr.startswith(f"PYTHON={named} does not start a Python 3.11") and ran.stderr.count("\n") == 1
-    )
-
-
-def test_a_zip_that_was_not_unpacked_gets_one_line(folder):
-    shutil.rmtree(folder / "setup")
-    ran = shell(folder)
-    assert ran.returncode == 1 and len(ran.stderr.splitlines()) == 1 and "unpack the whole zip" in ran.stderr
-
-
 def test_a_good_machine_has_no_trouble(start, tmp_path, monkeypatch):
     monkeypatch.setattr(start, "NEEDED", 0)
     assert start.trouble(tmp_path) == ""
-
-
-def test_a_full_disk(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(start.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=3e8))
-    assert start.trouble(tmp_path) == "The disk has 0.3 GB left, 3.2 GB are needed: make room first."
-
-
-def test_a_python_of_32_bits_and_a_mac_with_intel(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(start.sys, "platform", "darwin")
-    monkeypatch.setattr(start.platform, "machine", lambda: "x86_64")
-    assert "Colab" in start.trouble(tmp_path)
-    monkeypatch.setattr(start.sys, "maxsize", 2**31 - 1)
-    assert "64-bit" in start.trouble(tmp_path)
-
-
-def test_a_long_path_on_windows(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(start.sys, "platform", "win32")
-    monkeypatch.setattr(start, "long_paths", lambda: False)
-    assert "too long for Windows" in start.trouble(tmp_path / ("x" * 60))
-
-
-def test_a_python_without_venv(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "NEEDED", 0)
-    monkeypatch.setitem(sys.modules, "ensurepip", None)
-    assert "venv module" in start.trouble(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -225,70 +185,6 @@ def test_damage_is_seen(start, tmp_path):
     assert asked() == 0
     (tmp_path / "torch.py").unlink()
     assert asked() == 4
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no root on Windows")
-@pytest.mark.parametrize("user, allowed", [(0, True), (1000, False)])
-def test_in_a_container_jupyterlab_is_told_that_root_is_meant(start, setup, monkeypatch, user, allowed):
-    (setup.parent / "notebooks").mkdir()
-    (setup.parent / "notebooks" / "00_start_here.ipynb").touch()
-    ran = []
-    monkeypatch.setattr(start.os, "geteuid", lambda: user)
-    monkeypatch.setattr(start, "set_up", lambda folder, cuda: (Path("python"), False))
-    monkeypatch.setattr(
-        start.subprocess,
-        "run",
-        lambda command, **how: ran.append(command) or types.SimpleNamespace(returncode=0),
-    )
-    assert start.main([]) == 0
-    (command,) = ran
-    assert ("--allow-root" in command) is allowed and f"--ServerApp.root_dir={setup.parent}" in command
-
-
-@pytest.mark.skipif(os.name == "nt", reason="the shell is cmd there")
-def test_the_command_line_of_a_kit_finds_its_commands(start, setup, monkeypatch, capfd):
-    """What chapters tell learners to type: also where an older kvlab and no numba are."""
-    tools = setup.parent / ".venv" / "bin"
-    tools.mkdir(parents=True)
-    for name in ("python", "kvlab"):
-        (tools / name).write_text('#!/bin/sh\necho "this is $(basename "$0") $*; $PYTHONWARNINGS"\n')
-        (tools / name).chmod(0o755)
-    other = setup.parent / "other"
-    other.mkdir()
-    shutil.copy(shutil.which("false"), other / "kvlab")
-    (setup.parent / "shell").write_text("#!/bin/sh\nkvlab doctor\npython -m eval\nexit 3\n")
-    (setup.parent / "shell").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{other}{os.pathsep}{PLAIN}")
-    monkeypatch.setenv("SHELL", str(setup.parent / "shell"))
-    monkeypatch.setattr(start, "set_up", lambda folder, cuda: (tools / "python", False))
-    assert start.main(["--shell"]) == 0
-    shown = capfd.readouterr().out
-    assert "this is kvlab doctor; ignore:kvlab decodes" in shown and "this is python -m eval;" in shown
-
-
-def test_another_wheel_is_another_set_up(start, tmp_path):
-    (tmp_path / "kvlab-0.1.0+aaaaaaaa-py3-none-any.whl").write_bytes(b"one")
-    (tmp_path / "requirements.txt").write_text("numpy")
-    first = start.digest(tmp_path, False)
-    assert start.digest(tmp_path, False) == first != start.digest(tmp_path, True)
-    (tmp_path / "kvlab-0.1.0+aaaaaaaa-py3-none-any.whl").write_bytes(b"two")
-    assert start.digest(tmp_path, False) != first
-
-
-def test_the_stick_is_used_where_it_is_filled(start, tmp_path):
-    assert start.source(tmp_path) == []
-    (tmp_path / "wheels").mkdir()
-    assert start.source(tmp_path) == []
-    (tmp_path / "wheels" / "numpy.whl").touch()
-    assert start.source(tmp_path) == ["--no-index", "--find-links", str(tmp_path / "wheels")]
-
-
-def test_cuda_comes_only_when_asked_for(start, tmp_path):
-    (tmp_path / "requirements-torch.txt").write_text(
-        'torch==2.13.0+cpu ; sys_platform == "linux"\ntorch==2.13.0 ; sys_platform != "linux"\n'
-    )
-    assert start.torch(tmp_path, cuda=False) == ["--no-deps", "-r", str(tmp_path / "requirements-torch.txt")]
-    assert start.torch(tmp_path, cuda=True) == ["torch==2.13.0"]
 
 
 @pytest.mark.parametrize("stick, code", [(False, 0), (True, 0), (False, 1)])

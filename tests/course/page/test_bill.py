@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import shlex
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +12,6 @@ from live import SEED
 
 import kvlab
 from course.page import recipes
-from kvlab import cli
 from kvlab.finding import Method
 from kvlab.keep import Keep
 from kvlab.methods import METHODS as METHODS_OF_KVLAB
@@ -75,37 +73,3 @@ def test_a_method_that_the_page_cannot_reckon_is_named_there(monkeypatch):
     tables = recipes.tables()
     assert "layers in a way of its own" in tables["left"]["halving"] and "another" not in tables["left"]
     assert tables["recipes"]["another"]["keep"] == {"budget": 0.3}
-
-
-def test_the_bill_says_what_it_is(looked_at):
-    """Budgets in the rows, what columns mean, what is left out and where to ask, the cost of a prefill; and
-    nothing of a table where there is none."""
-    browser = looked_at(hash="#bill-budget=10&bill-price=2&bill-context=1&bill-users=1")
-    rows = browser.run("[...panel.parts.rows.querySelectorAll('th')].map((th) => th.textContent)")
-    budgets = {name: method.parameters.get("budget") for name, method in METHODS_OF_KVLAB.items()}
-    left = browser.run("charged.left")
-    assert rows == [
-        name + (", 10 %" if budgets[name] else "") for name in METHODS_OF_KVLAB if name not in left
-    ]
-    for name, reason in left.items():
-        assert f"{name} ({reason})" in browser.run("$('bill-left').textContent")
-    if left:
-        asking = shlex.split(browser.run("$('bill-left').querySelector('code').textContent"))
-        assert asking[:2] == ["kvlab", "bill"] and cli.main(asking[1:]) == 0
-    notes = browser.run("$('bill-notes').textContent")
-    for part in (
-        "users fit:",
-        "tokens fit:",
-        "first to run out:",
-        "host's own memory is not",
-        "cost per 1M:",
-    ):
-        assert part in notes
-    assert "but for infinigen, infinigen+int4: what is fetched hangs on the text" in notes
-    wanted = kvlab.bill("Llama-3.1-8B", "RTX 4090", 1, 1, 2.0, "full").prefill_cost
-    said = browser.run(f"[panel.parts.said.textContent, digits({wanted})]")
-    assert said[0].endswith(f", {said[1]} per million tokens.")
-    for wrong in ({"users": "9999999"}, {"price": "1e308"}, {"budget": "0"}, {"context": "1e99"}):
-        browser.run(f"panel.show({json.dumps(wrong)})")
-        assert "expected" in browser.run("panel.parts.said.textContent")
-        assert browser.run("['rows', 'head', 'left'].every((name) => panel.parts[name].textContent === '')")

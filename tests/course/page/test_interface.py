@@ -17,8 +17,6 @@ from course import moving
 from course.teaching import lease
 from kvlab.cache import KVCache
 
-READY = "typeof shown !== 'undefined' && shown && !busy"
-
 
 def until(browser, condition: str) -> None:
     look = f"const look = () => ({condition}) ? done() : setTimeout(look, 20); look()"
@@ -139,32 +137,6 @@ def test_a_link_brings_a_state_back(looked_at):
     assert (kept["method"], kept["budget"], kept["evicted"], kept["step"]) == ("full", 0.2, [3], None)
 
 
-@pytest.mark.parametrize("name", ["toString", "constructor", "__proto__", "hasOwnProperty"])
-def test_a_name_that_every_object_has_is_no_method(looked_at, name):
-    browser = looked_at(hash=f"#method={name}&protocol={name}&bill-model={name}&bill-device={name}")
-    assert browser.run("[state.method, state.protocol]") == ["full", "context-first"]
-    assert browser.run("$('verdict').textContent") == "This is the full cache's answer."
-    assert browser.run("panel.parts.model.value") == "meta-llama/Llama-3.1-8B" and browser.errors == []
-
-
-def test_a_token_that_is_not_there_is_not_evicted(looked_at):
-    browser = looked_at(hash="#evicted=99999,3,3")
-    assert browser.run("state.evicted") == [3] and "evicted=3" in browser.run("location.hash")
-    assert "no token to evict at 1 of" in browser.run("$('status').textContent")
-
-
-def test_the_page_around_it_says_light_or_dark_and_changes_nothing_else(looked_at):
-    browser = looked_at(hash="#method=sinks&evicted=5&step=2&bill-users=3")
-    before = browser.run("state")
-    for said, theme in (("dark", "dark"), ("purple", "dark"), ("light", "light")):
-        browser.run(
-            f"new Promise((done) => {{ postMessage({{theme: '{said}'}}, '*'); setTimeout(done, 50); }})"
-        )
-        assert browser.run("state") == before | {"theme": theme}
-        assert browser.run("document.documentElement.style.colorScheme") == theme
-    assert "method=sinks" in browser.run("location.hash") and browser.errors == []
-
-
 def test_what_cannot_be_read_is_said_in_one_line(looked_at):
     browser = looked_at()
     for facts, why in (
@@ -184,29 +156,6 @@ def test_what_cannot_be_read_is_said_in_one_line(looked_at):
     assert browser.run("shown.run.words[shown.run.ids.length]") == " Ida"
     assert browser.run("$('found').offsetHeight > 0 && $('tokens').offsetHeight > 0")
     assert browser.errors == []
-
-
-def test_what_was_read_is_read_once(looked_at):
-    browser = looked_at()
-    for change in ({"method": "sinks"}, {"budget": 0.4}, {"evicted": [3]}, {"method": "int2", "evicted": []}):
-        browser.run(f"change({json.dumps(change)})")
-    assert browser.run("client.ask('reads').then(({found}) => found)") == 1
-
-
-def test_the_tour_has_six_steps_and_begins_again(looked_at):
-    browser, seen = looked_at(), []
-    assert browser.run("[tour.at, tour.playing]") == [None, False]  # motion is not welcome here
-    for _ in range(6):
-        browser.run("$('tour-next').click()")
-        until(browser, "!busy && !tour.moving")
-        seen.append(browser.run("[$('tour-title').textContent, state.method, state.evicted.length]"))
-    assert [title[:6] for title, *_ in seen] == [f"{n} of 6" for n in range(1, 7)]
-    assert [rest for _, *rest in seen] == [
-        ["full", 0], ["full", 0], ["full", 1], ["h2o", 0], ["int4", 0], ["infinigen", 0],
-    ]  # fmt: skip
-    browser.run("$('tour-next').click()")
-    until(browser, "!busy && !tour.moving && tour.at === 0")
-    assert browser.run("$('tour-back').disabled") and browser.errors == []
 
 
 def test_the_page_opens_playing_on_the_lease_and_a_reader_takes_over(file, browser):
@@ -232,26 +181,6 @@ def test_the_page_opens_playing_on_the_lease_and_a_reader_takes_over(file, brows
     until(browser, "!busy && shown.asked.method === 'int4'")
     assert browser.run("[tour.playing, tour.touched, location.hash]") == [False, True, "#method=int4"]
     assert browser.errors == []
-
-
-def test_a_preset_page_shows_what_was_asked_for_and_does_not_play(file, browser):
-    browser.open(f"{file.as_uri()}#method=h2o&budget=20&theme=dark", ready=READY)
-    assert browser.run(
-        "new Promise((done) => setTimeout(() => done([tour.playing, state.method]), 200))"
-    ) == [
-        False,
-        "h2o",
-    ]
-    assert browser.run("location.hash + document.documentElement.className") == "#method=h2o&theme=darkpreset"
-    assert browser.run("panel.parts.context.value + ' ' + panel.parts.users.value") == "120000 1"
-
-
-def test_the_story_plays_inside_the_page(file, browser):
-    browser.open(f"{file.as_uri()}#method=full", ready=READY)
-    browser.run("$('story').open = true")
-    second = "Number($('story').querySelector('input').value)"
-    until(browser, f"0.2 < {second} && {second} < 60")
-    assert browser.run("document.documentElement.scrollWidth") <= 1280 and browser.errors == []
 
 
 @pytest.mark.parametrize("width, dark", [(360, True), (1280, False)], ids=["dark", "light"])

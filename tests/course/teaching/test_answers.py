@@ -24,7 +24,6 @@ import planted
 pytestmark = pytest.mark.uncounted
 
 FUNCTIONS = {name: one for name, one in EXERCISES.items() if not isinstance(one, Choice)}
-CHOICES = {name: one for name, one in EXERCISES.items() if isinstance(one, Choice)}
 BASES, ROWS = planted.read()
 UNNAMED = ("test ", "the result has shape", "it returns ")  # what differs, and no mistake
 SEEDS = (0, 1)
@@ -77,29 +76,3 @@ def test_an_answer_that_is_fitted_to_earlier_cases_is_rejected(name):
     learnt = lambda *given: known.get(str(given), 0)
     assert FUNCTIONS[name].verdict(learnt, drawn(name, 0)).state == CORRECT
     assert FUNCTIONS[name].verdict(learnt).state == INCORRECT
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_takes_its_letter_however_it_is_written(name):
-    right = CHOICES[name].right
-    words = ". a method and b the window, for a conversation about c or d"
-    for written in (
-        right,
-        f" {right.upper()} ",
-        f"({right})",
-        f"{right}.",
-        [right],
-        right + words,
-        f"{right}) a {words}",
-    ):
-        assert CHOICES[name].verdict(written).state == CORRECT
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_has_eight_sentences_for_wrong_answers(name):
-    one = CHOICES[name]
-    wrong = [letter for letter in one.why if letter != one.right]
-    odd = ["z", 3, ["a", "b"], "a or b", "", lambda: "a", "because it is faster"]
-    verdicts = [one.verdict(given) for given in (*wrong, *odd)]
-    assert all(verdict.state == INCORRECT for verdict in verdicts)
-    assert len({verdict.message for verdict in verdicts}) == len(verdicts) >= 8

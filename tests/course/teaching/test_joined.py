@@ -46,26 +46,3 @@ def test_every_part_leaves_its_mark_and_all_of_them_together(loaded):
     assert 0 < stats.moved_bytes < stats.host_bytes < 0.3 * size and 0 < stats.device_bytes < stats.host_bytes
     pages = fed(loaded, page=16)[1].stats().device_bytes
     assert pages == size // tokens * -(-tokens // 16) * 16
-
-
-def test_the_table_has_a_line_for_each_question(loaded, capsys):
-    made = type("MyCache", (joined.Cache,), {"keep": "snapkv", "budget": 0.2, "bits": 4})
-    joined.table(*loaded[:2], made)
-    lines = capsys.readouterr().out.splitlines()
-    names = ("none of them", "keep: snapkv, 20% stay", "store: 4 bits", "all together")
-    assert [line.startswith(name) for line, name in zip(lines[1:], names, strict=True)] == [True] * 4
-    assert lines[1].split()[3:] == ["6", "of", "6", "583", "9,552", "0", "0"]
-
-
-def test_a_setting_that_does_not_exist_is_one_line(loaded, capsys):
-    joined.table(*loaded[:2], type("MyCache", (joined.Cache,), {"keep": "best"}))
-    assert capsys.readouterr().out == (
-        'not yet: MyCache stopped with ValueError: keep is \'best\': write "snapkv", "norm_score" or None\n'
-    )
-
-
-def test_it_says_whose_the_parts_are(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mine, "_parts", {})
-    joined.whose()
-    assert capsys.readouterr().out.startswith("yours:        none yet\nthe course's: attend_step, snapkv")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from course import words as asked
 from course.teaching import lease, words
 
@@ -20,41 +18,12 @@ def test_the_clause_is_shown_in_the_words_that_were_stored(capsys):
     assert stored["full"].strip().splitlines()[0] in said
 
 
-def test_code_is_shown_by_its_first_lines(capsys):
-    words.wrote("h2o:budget=0.5", lines=3)
-    said = capsys.readouterr().out
-    assert asked.CODE in said and "factorial" in said and "  ...\n" in said and "rounded to 4 bits" in said
-
-
-def test_a_method_that_was_not_asked_is_one_line():
-    with pytest.raises(ValueError, match="'h3o' was not asked; there are full, "):
-        words.said("h3o")
-
-
 def test_the_stored_rows_are_those_that_the_command_asks():
     formats, keeps = set(asked.FORMATS), set(asked.KEEPS)
     for study, shares in (("clause", asked.BUDGETS), ("code", (0.5,))):
         rows = {row[0] for row in words.stored()[study]["rows"]}
         assert rows - {"offload"} == {"full"} | formats | {f"{k}:budget={s}" for k in keeps for s in shares}
     assert words.CITY in lease.CITIES
-
-
-def test_words_end_with_the_text(monkeypatch):
-    import torch
-
-    class Stepper:
-        said = iter([5, 2])
-
-        def feed(self, ids, last):
-            return torch.eye(9)[[next(self.said)]]
-
-    class Tokenizer:
-        eos_token_id = 2
-
-        def decode(self, ids):
-            return str(ids)
-
-    assert asked._written(Stepper(), torch.eye(9)[[7]], Tokenizer(), 8) == "[7, 5]"
 
 
 def test_the_model_is_asked_where_it_was_fetched(monkeypatch, capsys):
