@@ -166,16 +166,6 @@ def test_a_cache_of_another_model_is_refused_before_anything_is_written(name, at
     assert (found - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name, inner", [("Llama", "model"), ("OPT", "model.decoder"), ("LFM2", "model")])
-def test_a_part_of_the_model_may_be_called_by_itself(name, inner):
-    model = kvlab.prepare(family(name))
-    part, cache = model.get_submodule(inner), kvlab.make_cache(model, "full")
-    with torch.no_grad():
-        part(IDS[:, :HELD], past_key_values=cache)
-        found = model(IDS[:, HELD:], past_key_values=cache).logits
-        assert (found - model(IDS, use_cache=False).logits[:, HELD:]).abs().max() < 1e-4
-
-
 @pytest.mark.parametrize("how", ["refused", "interrupted"])
 @pytest.mark.parametrize("then", ["Llama", "DeepSeek-V3", "a part of Llama"])
 def test_a_latent_pass_that_breaks_off_leaves_the_next_attention_alone(how, then):

@@ -141,36 +141,6 @@ def test_a_long_prompt_is_watched_in_blocks_that_stay_in_a_cache(heads, last, th
     assert {room for _, room in sizes} == {4 * rows * group * 61}
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "qwen3"])
-def test_a_stats_record_can_be_read_by_name(family):
-    model, cache = tiny(family), kvlab.make_cache(tiny(family), "full")
-    kvlab.decode(model, prompt(4), cache, 1)
-    stats = cache.stats()
-    assert stats["tokens_seen"] == stats.tokens_seen == stats.tokens_held == 4
-    assert dict(stats)["device_bytes"] == stats.device_bytes
-
-
-def test_positions_speak_of_the_rows_own_tokens():
-    model = tiny("llama")
-    ids, mask = prompt(8, rows=2), torch.ones(2, 8, dtype=torch.long)
-    mask[0, :3] = 0
-    cache = kvlab.make_cache(model, "full")
-    kvlab.Stepper(model, cache).feed(ids, mask)
-    positions = cache.layers[2].positions
-    assert positions.dtype == torch.long and positions.shape == (2, 2, 8)
-    assert positions[0, 1].tolist() == [-1, -1, -1, 0, 1, 2, 3, 4]
-    assert positions[1, 0].tolist() == list(range(8))
-
-
-def test_lengths_that_transformers_sees():
-    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "sinks:budget=6")
-    kvlab.Stepper(model, cache).feed(prompt(20))
-    assert cache.get_seq_length() == 20  # logical
-    assert cache.layers[0].get_mask_sizes(1) == (7, 14)  # physical: held + query, seen - held
-    assert cache.get_max_length() == -1
-    assert kvlab.make_cache(model, "static:length=50").get_max_length() == 50
-
-
 def test_tokens_held_is_what_rows_hold_in_the_mean_of_layers_and_heads():
     model = tiny("llama", head_dim=32, hidden_size=64)
     for spec, most in (

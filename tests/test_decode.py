@@ -120,14 +120,6 @@ def test_what_is_refused_is_not_fed(spec):
         assert len(stepper.cache.lengths) == len(stepper.ids) == 2
 
 
-def test_a_padded_batch_may_be_longer_than_the_context_if_its_rows_are_not():
-    model = tiny("llama")
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
-    ids, mask = prompt(140, rows=2), torch.ones(2, 140, dtype=torch.long)
-    mask[:, :20] = 0
-    assert torch.isfinite(stepper.feed(ids, mask, last=True)).all()
-
-
 def test_not_a_number_in_the_weights_is_named():
     from transformers import LlamaForCausalLM
 

@@ -12,7 +12,6 @@ from importlib import metadata
 
 import pytest
 
-from course.kit import ready
 from kvlab import cli, doctor, extras
 from kvlab.errors import STEERING
 
@@ -83,40 +82,12 @@ def test_outside_a_kit_what_is_missing_is_damage(monkeypatch):
     assert "numba is not installed" in failed(doctor.check_kernels())
 
 
-def test_a_run_that_needs_what_a_kit_brings_on_request_ends_in_one_line(kit, monkeypatch, capsys):
-    from eval import __main__ as run
-
-    def work(*_):
-        raise ModuleNotFoundError("No module named 'lm_eval'", name="lm_eval.api")
-
-    monkeypatch.setattr(run, "work", work)
-    assert run.main(["accuracy"]) == 2
-    assert capsys.readouterr().err == f"error: {extras.line('lm_eval')}\n"
-
-
 def test_without_numba_the_model_decodes_and_no_bare_warning_is_shown(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         assert doctor.check_model()[0]
     assert not [str(one.message) for one in shown if "kernels" in str(one.message)]
-
-
-def test_a_stick_is_asked_for_everything(tmp_path):
-    ok, text = ready.check_stick(tmp_path)
-    assert ok is None and "start.sh --stick" in text
-    (tmp_path / "setup" / "wheels").mkdir(parents=True)
-    for name in ("constraints.txt", "requirements-torch.txt"):
-        (tmp_path / "setup" / name).write_text("")
-    (tmp_path / "setup" / "requirements.txt").write_text("kvlab-without==1.0")
-    text = failed(ready.check_stick(tmp_path))
-    assert "setup/wheels, 0 MB, lacks kvlab-without==1.0: run" in text
-    (tmp_path / "setup" / "requirements.txt").write_text("")
-    (tmp_path / "setup" / "requirements-all.txt").write_text("kvlab-without==1.0")
-    ok, text = ready.check_stick(tmp_path)
-    assert ok is None and "not what chapter 8 scores with" in text and "--stick --all" in text
-    (tmp_path / "setup" / "requirements-all.txt").write_text("")
-    assert ready.check_stick(tmp_path)[0]
 
 
 def test_damaged_weights(monkeypatch):

@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 from every import COMPOSED, LINKED, make
-from families.models import family
 from tiny import prompt, refused, tiny
 
 import kvlab
@@ -34,16 +33,6 @@ def test_beam_search(spec):
         assert torch.equal(out, tiny("gpt2", "sdpa").generate(ids, **settings))
 
 
-def test_batch_helpers_of_transformers():
-    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "h2o")
-    kvlab.Stepper(model, cache).feed(prompt(12, rows=2))
-    kept = cache.layers[0].positions
-    cache.batch_repeat_interleave(2)
-    assert torch.equal(cache.layers[0].positions, kept.repeat_interleave(2, 0))
-    cache.batch_select_indices(torch.tensor([3]))
-    assert torch.equal(cache.layers[0].positions, kept[1:])
-
-
 def test_crop_with_padding_and_to_nothing():
     model, ids = tiny("llama"), prompt(10, rows=2)
     mask = torch.ones_like(ids)
@@ -57,15 +46,6 @@ def test_crop_with_padding_and_to_nothing():
     assert cache.layers[0].lengths == [8, 4]
     cache.crop(-50)
     assert cache.get_seq_length() == 0
-
-
-def test_a_crop_of_nothing_takes_nothing_from_any_layer():
-    model = kvlab.prepare(family("Falcon-H1"))
-    cache = kvlab.make_cache(model, "h2o:budget=5")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(9))
-    cache.crop(0)
-    assert stepper.feed(prompt(1)).isfinite().all()
 
 
 def test_caches_do_not_share_state_with_their_policies_or_each_other():

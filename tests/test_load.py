@@ -8,7 +8,6 @@ import pytest
 import torch
 from families.models import FAMILIES, family
 from safetensors.torch import load_file, save_file
-from tiny import tiny
 
 import kvlab
 from kvlab import models
@@ -46,13 +45,6 @@ def test_one_changed_byte_is_noticed(copied, name):
 def test_a_missing_file_is_named(copied, name):
     (copied / name).unlink()
     with pytest.raises(ValueError, match=f"incomplete: {name} is missing"):
-        kvlab.load()
-
-
-def test_a_cut_off_file_is_damaged(copied):
-    with (copied / "model.safetensors").open("r+b") as file:
-        file.truncate(1_000_000)
-    with pytest.raises(ValueError, match="its 1,000,000 bytes"):
         kvlab.load()
 
 
@@ -133,10 +125,3 @@ def test_layers_without_end_are_refused_at_once(copied, tmp_path):
     (other / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 2**31}))
     with pytest.raises(ValueError, match="num_hidden_layers=2147483648: expected at most 10000"):
         kvlab.load(other)
-
-
-def test_tied_weights_are_not_missing(tmp_path):
-    tiny("gpt2", tie_word_embeddings=True).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(models.EMBEDDED["workshop"] / name, tmp_path)
-    assert kvlab.load(tmp_path, device="cpu")[0].config.model_type == "gpt2"

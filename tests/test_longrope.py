@@ -71,9 +71,3 @@ def test_rows_on_both_sides_are_refused():
     with pytest.raises(ValueError, match="the rows of this batch end at 32 to 33: feed those apart"):
         ids, mask = left_padded([prompt(30), prompt(29, seed=1)])
         kvlab.decode(model, ids, kvlab.make_cache(model, "recompute"), 9, mask)  # no row alone would do so
-
-
-def test_keys_that_cannot_be_rotated_back_are_refused():
-    for spec in ("expected", "kvquant", "sinks:budget=6,renumber=true"):
-        with pytest.raises(ValueError, match="cannot be undone exactly"):
-            kvlab.make_cache(model_of(Phi3Config), spec)

@@ -10,7 +10,6 @@ import torch
 
 from kvlab import cli, trial
 from kvlab.keep import Keep
-from kvlab.methods import METHODS
 
 
 class Fine(Keep):
@@ -73,14 +72,6 @@ def test_the_first_bad_line_names_it(kind, capsys):
         assert code == 0 and not bad
     else:
         assert code == 1 and bad[0].startswith(f"[!!] {WRONG[kind]}")
-
-
-@pytest.mark.parametrize(
-    "method", ["full", "int4", "h2o", "snapkv", "pyramidkv", "adakv", "topk", "offload+h2o"]
-)
-def test_methods_of_kvlab_pass(method, capsys):
-    one = METHODS[method]
-    assert trial.run(one.spec(one.less) if one.less else method) == 0, capsys.readouterr().out
 
 
 def test_the_example_of_the_page_passes(tmp_path, monkeypatch, capsys):

@@ -204,16 +204,6 @@ def _split(ids, sizes):
     return [ids[:, start:end] for start, end in pairwise([0, *ends]) if end > start]
 
 
-def test_a_turn_in_pieces_leaves_no_larger_buffers_of_a_link():
-    model, name, held = tiny("mistral"), "int4 per channel on the host, topk", []
-    for chunk in (None, 7):
-        cache = make(model, name)
-        said(model, cache, prompt(17, 2, seed=1), None, new=3)
-        said(model, cache, prompt(33, 2, seed=2), chunk)
-        held.append(cache.stats().device_bytes)
-    assert held[0] == held[1]
-
-
 @pytest.mark.parametrize("method", KEPT)
 @pytest.mark.parametrize("budget", [0.5, 12])
 def test_a_chat_holds_its_budget(method, budget):

@@ -50,15 +50,6 @@ def test_a_bill_by_hand():
     assert bill.prefill_cost == pytest.approx(cost_per_million(2.0, bill.prefill, 8192))
 
 
-def test_experts_are_read_where_a_token_takes_them():
-    one, many = (
-        kvlab.bill("Mixtral-8x7B-v0.1", "B200", 1, users=n, methods=["full"])["full"] for n in (1, 400)
-    )
-    dense, experts = 2 * (1_343_492_096 + 131_072_000), 2 * 45_097_156_608
-    assert one.floors["bandwidth"] * 8e12 == pytest.approx(dense + experts / 4 + 131_072)
-    assert many.floors["bandwidth"] * 8e12 == pytest.approx(dense + experts + 400 * 131_072, rel=1e-6)
-
-
 def test_a_model_whose_attention_picks_reads_less_than_it_holds():
     """DeepSeek-V3.2: 2,048 latents of those held, and every index key."""
     model = MODELS["deepseek-ai/DeepSeek-V3.2-Exp"]

@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from course import site
-from course.mathml import formulas
 
 BUILT = Path(os.environ.get("KVLAB_SITE") or "nowhere").resolve()
 SHOTS = BUILT.parents[1] / "screenshots" if len(BUILT.parents) > 1 else BUILT
@@ -85,34 +84,6 @@ def test_links_are_followed_to_a_page_of_their_own(project):
     assert "[far](https://a.b/c)" in text and "[here](#x)" in text
     assert 'text = "`````"' in (project.source / "part.py.md").read_text()
     assert (project.extra / "page.html").is_file()
-
-
-def test_a_link_that_leads_nowhere_is_an_error(project):
-    with pytest.raises(ValueError, match=r"docs/one.md: the link to \.\./gone.py leads nowhere"):
-        write(project, "see [this](../gone.py)")
-
-
-@pytest.mark.parametrize(
-    "text, parts",
-    [
-        ("of $n$ tokens", ["of <math", "<mi>n</mi>", "</math> tokens"]),
-        ("$$\\frac{a}{b}$$", ['<div class="formula"><math', 'display="block"', "<mfrac>"]),
-        ("$\\text{in\\_out}_i$", ["<mtext>in_out</mtext>"]),
-        ("$[b, s] \\times h^2$, `$k$`", ["<msup>", "&#x000D7;", "</math>, `$k$`"]),
-    ],
-)
-def test_formulas_become_mathml(text, parts):
-    assert all(part in formulas(text) for part in parts)
-
-
-def test_every_public_name_of_a_module_is_in_the_reference(source):
-    text = (source / "api" / "kvlab.keep.h2o.md").read_text()
-    assert (
-        "## H2O" in text
-        and "class H2O(budget: float | int = 0.2, recent: float = 0.5, *, chunk_length: int = 1" in text
-    )
-    assert "### H2O.observe" not in text  # described where it is defined: it has no docstring here
-    assert "### Keep.observe" in (source / "api" / "kvlab.keep.base.md").read_text()
 
 
 # The built site.

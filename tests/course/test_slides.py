@@ -127,13 +127,3 @@ def test_every_slide_is_read_from_the_back_of_a_room(name, tmp_path, browser):
         assert slide["smallest"] >= 24 and slide["words"] <= 40 and slide["cut"] == [], slide
     assert browser.errors == []
     assert [x for x in browser.requests if not x.startswith("data:")] == [page.as_uri()]
-
-
-def test_decks_are_written_with_the_live_page_beside_them(tmp_path):
-    made = slides.write(CHAPTERS[:1], tmp_path)
-    assert [path.name for path in made] == [
-        f"{CHAPTERS[0].stem}.html"
-    ]  # and no talk, which needs all chapters
-    assert (tmp_path / "page.html").exists() and 'href="page.html#method=full"' in made[0].read_text()
-    slides.write(CHAPTERS[:1], tmp_path / "kit", live="../page.html")
-    assert not (tmp_path / "kit" / "page.html").exists()

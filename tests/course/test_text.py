@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import nbformat
-import pytest
 
 from course import text
 
@@ -69,16 +68,3 @@ def test_the_way_there_and_back_changes_nothing():
     once = text.to_text(text.to_notebook(CHAPTER))
     assert once == CHAPTER
     assert text.to_text(text.to_notebook(once)) == once
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ("```{code}\nprint(1)\n", "no closing"),
-        ("+++ #a\nx\n+++ #a\ny\n", "two cells are called a"),
-        ("x\n```{slide}\ntitle\n```\n", "lines `key: value`, not 'title'"),
-    ],
-)
-def test_a_text_that_is_no_notebook_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        text.to_notebook(wrong)

@@ -71,14 +71,3 @@ def test_the_page_is_whole_and_says_what_was_held(store):
     assert '<span style="--part:0.71" title="50 % held"> &lt;b&gt;</span>' in page
     assert '<span class="gone" style="--part:0.0" title="0 % held"> fox</span>' in page
     assert "50 % held</small>" in page
-
-
-def test_where_no_answers_were_kept_there_is_no_page(tmp_path):
-    made = Store(tmp_path)
-    made.prepare()
-    made.save(cell("full", 30))
-    report.write(made, console=Console(file=io.StringIO(), width=100))
-    assert (
-        not (tmp_path / "answers.html").exists()
-        and "answers.html" not in (tmp_path / "report.html").read_text()
-    )

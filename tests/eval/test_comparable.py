@@ -11,9 +11,7 @@ from rich.console import Console
 
 from eval import report
 from eval.core.cells import written
-from eval.core.comparable import comparable
 from eval.core.machine import machine, versions
-from eval.core.measurement import Cell
 from eval.core.results import Store
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
@@ -110,28 +108,6 @@ def test_two_protocols_share_a_table(tmp_path):
     }
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {row["protocol"] for row in summary} == {"question-inside", "context-first"}
-
-
-def test_one_place_has_one_number():
-    """What was made twice, by other code, is shown as today's code made it, and it made it last."""
-    old = cell(value=0.1, code="old", made="2026-03-03")
-    cells = [old, cell(value=0.2), cell(value=0.3, made="2026-02-02")]
-    kept, _ = comparable(cells, [Cell("m", "full", "recall", CONFIG)], any_code=True)
-    assert [one["metrics"][0]["value"] for one in kept] == [0.3]
-
-
-def test_speed_stands_beside_accuracy_of_the_same_model_only():
-    accuracy = [cell(), cell("int4")]
-    speed = [cell(task="speed:model:256", repeats=2, code="its own"), cell(task="speed:model:512", repeats=1)]
-    speed[1]["made"] = "2025"
-    kept, lines = comparable(accuracy + speed)
-    assert names(kept) == {"full on recall", "int4 on recall", "full on speed:model:256"}
-    assert "full on speed:model:512 (code ccc, not its own, repeats 1, not 2)" in lines["m"]
-    other = cell(task="speed:model:256", repeats=2, model="bbb", made="2025")
-    kept, lines = comparable([*accuracy, other])
-    assert names(kept) == {"full on recall", "int4 on recall"} and "(model bbb, not aaa)" in lines["m"]
-    other["model"] = "another"  # a board of its own
-    assert names(comparable([*accuracy, other])[0]) == {*names(accuracy), "full on speed:model:256"}
 
 
 def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):

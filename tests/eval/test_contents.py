@@ -6,11 +6,10 @@ import os
 import shutil
 
 import pytest
-from models import made
 
 from eval.core import contents
 from eval.core.digests import model_digest
-from kvlab.models import files, gguf
+from kvlab.models import files
 
 
 @pytest.fixture
@@ -103,15 +102,3 @@ def test_a_file_of_the_hub_s_cache_says_its_sum_itself(cache, reads, tmp_path):
 def test_a_folder_s_digest_is_of_its_contents(cache, model):
     assert model_digest(str(model)) == contents.of_model(model)
     assert model_digest("someone/a-model-of-the-hub") == "someone/a-model-of-the-hub"
-
-
-def test_a_conversion_writes_the_same_bytes_again(tmp_path):
-    pytest.importorskip("gguf", reason="the package gguf is not installed (pip install 'kvlab[gguf]')")
-    made.write(tmp_path / "small.gguf", "Q4_1")
-    for name in ("one", "other"):
-        gguf.convert(tmp_path / "small.gguf", tmp_path / name)
-    one, other = (
-        {file.name: file.read_bytes() for file in (tmp_path / n).iterdir()} for n in ("one", "other")
-    )
-    assert one == other and "model.safetensors" in one
-    assert contents.of_model(tmp_path / "one") == contents.of_model(tmp_path / "other")

@@ -16,7 +16,6 @@ import pytest
 import kvlab
 from eval.__main__ import main
 from eval.core.results import Store
-from eval.core.show import Show
 from eval.speed import models
 from eval.studies import quant, static_graph
 from kvlab import scratch
@@ -136,27 +135,6 @@ def test_a_full_disk_under_standard_output():
 
 
 # other people's files
-
-
-def test_names_that_are_markup_elsewhere(quick, tmp_path, capsys, monkeypatch):
-    """Square brackets, colons and dollars in names of methods, models and folders are letters."""
-    from eval.core.machine import machine, versions
-
-    out = tmp_path / "[red]out[/red] :smile: $x$"
-    store = Store(out)
-    store.prepare()
-    where = {"machine": machine(threads=1), "versions": versions(), "seconds": 1.0}
-    held = {"device_bytes": 8.0, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 1}
-    for method in ("full", "my[/bold].Keep:a=$\\x$", "my[x].Keep:smile:"):
-        metric = {"metric": "acc", "value": 0.5, "stderr": 0.1, "n": 4, "higher_is_better": True}
-        cell = {"model": "[bold]m[/]", "method": method, "task": "[i]task[/i]", "config": {}, **where}
-        store.save(cell | {"metrics": [metric], "values": {"acc": [1.0, 0.0]}, "bytes": held})
-    assert main(["report", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    for name in ("my[/bold].Keep:a=$\\x$", "my[x].Keep:smile:", "[bold]m[/]", "[i]task[/i]", str(out)):
-        assert name in printed
-    Show(out).line("[red]as it is[/nothing] :smile:")
-    assert capsys.readouterr().err == "[red]as it is[/nothing] :smile:\n"
 
 
 def test_no_home_and_a_working_directory_full_of_our_names(quick, tmp_path):

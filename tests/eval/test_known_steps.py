@@ -168,34 +168,6 @@ def counting(model, monkeypatch) -> list[int]:
     return rows
 
 
-def test_an_answer_of_one_token():
-    """Nothing follows the prompt's last token, which goes through the cache all the same."""
-    model, ids = tiny("llama"), torch.randint(0, 96, (9,)).tolist()
-    for method in ("full", "int8"):
-        scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 8, 100)
-        ((found,),) = continuations(scorer, [(ids, [[3]])])[method]
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
-        stepper.feed(torch.tensor([ids[:-1]]))
-        expected = stepper.feed(torch.tensor([ids[-1:]]), last=True).log_softmax(-1)[0, 3]
-        assert found[0] == pytest.approx(float(expected), abs=1e-4)
-        assert scorer.meters[method].row_steps == 1
-
-
-def test_no_room_for_what_stands_behind_a_short_row():
-    """At the end of the model's context rows go step by step: the longest answer is longer than the room."""
-    model = tiny("llama")
-    groups = [
-        (torch.randint(0, 96, (n,)).tolist(), [list(range(count))]) for n, count in ((126, 2), (124, 4))
-    ]
-
-    def scores(some, rows):
-        scorer = Scorer(model, {"full": kvlab.make_cache(model, "full")}, rows, 128)
-        return continuations(scorer, some)["full"]
-
-    for group, answer in zip(groups, scores(groups, 8), strict=True):
-        assert answer[0][0] == pytest.approx(scores([group], 1)[0][0][0], abs=1e-4)
-
-
 class Held:
     """A cache's stats."""
 
@@ -216,11 +188,3 @@ def test_a_pass_is_metered_as_its_steps():
         and meter.scored == 0.5
         and meter.means()["device_bytes"] == sum(steps) / len(steps)
     )
-
-
-def test_a_step_that_rows_share_is_metered_once():
-    """The same, and the first step of the second row is the first row's."""
-    meter = Meter()
-    meter.add_pass(Held(100), Held(180), 4, torch.tensor([2, 4]), torch.tensor([0, 1]))
-    steps = [60, 70, 70, 80, 90]
-    assert meter.row_steps == 5 and meter.means()["device_bytes"] == sum(steps) / len(steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -96,12 +95,6 @@ def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loade
     assert len(names) == 9 and identity(str(folder), "h2o:budget=0.3") in names
 
 
-def test_a_cuda_device_that_is_not_there_becomes_the_cpu(folder, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert str(KVLabLM(str(folder), "full", device="cuda:0").device) == "cpu"
-    assert "device cuda:0 is not there; the model runs on the CPU" in capsys.readouterr().err
-
-
 def test_a_wrong_method_on_lm_evals_command_line_is_one_line(mine, folder, tmp_path, capsys):
     assert run(mine, folder, tmp_path, method="h20") == 2
     assert "did you mean h2o" in capsys.readouterr().err.strip().splitlines()[-1]
@@ -174,18 +167,6 @@ def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp
     first, *others = [[one["prompt"] for one in logged(tmp_path, cell)] for cell in found]
     assert len(others) == 2 and all(one == first for one in others)
     assert sum(made) == 4
-
-
-def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):
-    """lm-eval forks the process for the standard error of a perplexity, and has hung there."""
-    monkeypatch.setattr(multiprocessing, "Pool", lambda *told: pytest.fail("a process was forked"))
-    rows = [{"text": f"The hen slept. Then it woke and saw {name}"} for name in ("Otis", "Ada")]
-    (tmp_path / "lambada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [*ours, "--tasks", "lambada_openai", "--data", f"lambada_openai={tmp_path / 'lambada.jsonl'}"]
-    assert main([*words, "--protocol", "context-first"]) == 0
-    cell = cells(tmp_path)["lambada_openai"]
-    assert [one["metric"] for one in cell["metrics"]] == ["acc", "perplexity"]
-    assert cell["metrics"][1]["stderr"] > 0 and cell["chance"] == 0
 
 
 @pytest.mark.parametrize(

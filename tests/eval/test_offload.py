@@ -1,12 +1,10 @@
 """The offloading experiments: rows, figures, numbers that can be worked out, and the command."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
-import torch
-from tiny import prompt, tiny
+from tiny import tiny
 
 import kvlab
 from eval.__main__ import main
@@ -47,22 +45,6 @@ def test_the_file_holds_the_rows_and_figures_are_drawn(quick):
     assert all(list(row) == KEYS and row["kind"] == "simulated" for row in rows)
     assert all((out / f"offload-latency.{form}").stat().st_size > 5000 for form in ("svg", "png"))
     assert json.loads((out / "offload-machine.json").read_text())["threads"] == 1
-
-
-def test_other_experiments_are_kept_and_strangers_are_left_out(quick, tmp_path):
-    """Rows are those of this model, code and configuration: a cell of any other is no part of the file."""
-    out, rows = quick
-    shutil.copytree(out / "cells", tmp_path / "cells")
-    (tmp_path / "offload.json").write_text(json.dumps([{"experiment": "of long ago"}]))
-    assert run(tmp_path, "breakdown") == rows
-    for path in (tmp_path / "cells").glob("*.json"):
-        cell = json.loads(path.read_text())
-        assert cell["versions"]["torch"] and "commit" in cell and cell["config"]["code"]
-        if cell["task"] == "offload:latency":
-            cell["config"]["model"] = "of long ago"
-            path.write_text(json.dumps(cell))
-    again = run(tmp_path, "breakdown")
-    assert again == [row for row in rows if row["experiment"] == "breakdown"]
 
 
 def test_simulated_latencies_obey_the_link(quick):
@@ -114,15 +96,6 @@ def test_the_tables_of_similarity_and_recall():
     assert shares["tiny: plain, ratio 1, mean", tokens] == pytest.approx(
         shares["tiny: skewed, ratio 1, mean", tokens], abs=0.02
     )
-
-
-def test_perplexity_through_a_full_cache_is_that_of_one_pass():
-    model, ids = tiny("llama"), prompt(32, rows=2)
-    with torch.no_grad():
-        logits = model(ids).logits[:, 7:-1].float().log_softmax(-1)
-    expected = (-logits.gather(2, ids[:, 8:, None]).mean()).exp()
-    assert questions.perplexity(model, ids, "full") == pytest.approx(float(expected), rel=1e-4)
-    assert questions.perplexity(model, ids, "sinks:budget=2") != pytest.approx(float(expected), rel=1e-3)
 
 
 def test_questions_are_answered_from_what_the_method_holds():

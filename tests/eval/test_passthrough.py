@@ -165,20 +165,6 @@ def test_a_task_with_a_cut_of_its_users_is_not(here, folder, prepared):
     assert prepared(*words, f"pretrained={folder},protocol=context-first")["include_path"]
 
 
-@pytest.mark.parametrize("protocol", ["many-questions", "reuse"])
-def test_answers_are_not_kept_where_questions_are_asked_together(folder, prepared, protocol):
-    words = ["run", "--model", "kvlab", "--tasks", "recall_many", "--use_cache", "kept", "--model_args"]
-    with pytest.raises(Problem, match=f"--use_cache kept: under {protocol}"):
-        prepared(*words, f"pretrained={folder},protocol={protocol}")
-
-
-@pytest.mark.parametrize("name", ["batch_size", "max_batch_size", "device"])
-def test_what_lm_eval_has_an_option_for_is_no_argument_of_the_model(folder, prepared, name):
-    words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
-    with pytest.raises(Problem, match=f"--model_args {name}=4: lm-eval has an option for it: --{name}"):
-        prepared(*words, f"pretrained={folder},{name}=4")
-
-
 def test_the_protocol_is_named_by_whoever_does_not(folder, prepared):
     words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
     assert prepared(*words, f"pretrained={folder}")["model_args"]["protocol"] == "question-inside"
@@ -216,16 +202,6 @@ def test_a_bad_file_as_a_task_is_one_line(here, capsys, name, command):
     assert said in line_of(capsys, *command.split(), "--tasks", name)
 
 
-@pytest.mark.parametrize("folder", ["--include_path", "--include-path"])
-def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys):
-    (here / "mine.yaml").write_text(f"{TASK}doc_to_txt: x\n")
-    (here / "broken.yaml").write_text('task: bad\nx: [unclosed\n"')
-    command = ["lm-eval", "run", "--model", "kvlab"] if "_" in folder else ["accuracy", "--jobs", "0"]
-    line = line_of(capsys, *command, folder, ".", "--tasks", "bad")
-    assert "task bad: broken.yaml: this YAML does not parse: line 3" in line
-    assert "doc_to_txt" in line_of(capsys, *command, folder, ".", "--tasks", "mine")
-
-
 def test_what_is_bad_and_not_wanted_stops_nothing(here, prepared):
     (here / "mine.yaml").write_text(f"{TASK}metadata: {{context_untill: x}}\n")
     (here / "broken.yaml").write_text('task: bad\nx: [unclosed\n"')
@@ -257,12 +233,6 @@ def test_a_named_file_is_read_and_none_beside_it(here, capsys):
     assert taskset.check([name], sources) == ["mine"] and not capsys.readouterr().err
     assert taskset.load(name, sources)["mine"].OUTPUT_TYPE == "multiple_choice"
     assert here / "t2.yaml" in taskset.files(name, sources)
-
-
-def test_a_group_in_a_named_file_finds_its_members_beside_it(here):
-    (here / "all.yaml").write_text("group: all_mine\ntask: [mine]\n")
-    name, file = taskset.from_file("all.yaml")
-    assert taskset.check([name], taskset.Sources(named=((name, file),))) == ["mine"]
 
 
 @pytest.mark.parametrize(("package", "extra", "task", "command"), [

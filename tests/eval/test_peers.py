@@ -90,17 +90,6 @@ def test_both_sides_score_what_the_model_says(plain, loaded):
     assert all(one["bytes"] >= 2 * 3 * 2 * 36 * plain.config.head_dim * 4 for one in told)
 
 
-def test_their_side_finds_what_a_press_kept(plain):
-    assert (
-        answered(Theirs(KVPRESS, plain, {"DroppingPress": {}}, 0.8), DOCUMENT)["held"]
-        == [[[2, 7, 35]] * 2] * 3
-    )
-    held = answered(Theirs(KVPRESS, plain, {"MaskingPress": {}}, 0.8), DOCUMENT)["held"]
-    assert held == [[[at for at in range(36) if at != 4], list(range(36))]] * 3
-    for layer in plain.model.layers:
-        layer.self_attn.masked_key_indices = None
-
-
 def test_the_tables_name_every_pair_and_no_other():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     shown = re.findall(r"<!-- results: peers (\S+) -->\n(.*?)<!-- end", text, re.DOTALL)

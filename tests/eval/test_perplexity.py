@@ -31,16 +31,6 @@ def test_full_loses_what_one_pass_over_the_text_loses(loaded):
     assert found["h2o:budget=6"]["scored"] == pytest.approx(0.5)
 
 
-def test_the_first_prediction_is_that_of_the_whole_prompt(loaded):
-    """A prompt attends to itself as it is, so a method shows from the second token on."""
-    model, tokenizer = loaded
-    ids = perplexity.chunks(tokenizer, None, 40, 2)
-    found = perplexity.measure(model, ["full", "sinks:budget=4"], ids, 20, batch=2)
-    full, sinks = (found[name]["losses"] for name in found)
-    torch.testing.assert_close(full[:, 0], sinks[:, 0])
-    assert not torch.allclose(full[:, 1:], sinks[:, 1:], atol=1e-3)
-
-
 def test_a_model_reads_on_beyond_its_context():
     """Where that is asked for; positions that were learned have none to go on with."""
     model = kvlab.prepare(copy.deepcopy(tiny("llama", max_position_embeddings=40)))

@@ -14,7 +14,7 @@ import kvlab
 from eval import report
 from eval.core.machine import machine, versions
 from eval.core.results import Store
-from eval.report import statistics, tables
+from eval.report import tables
 from eval.speed.baselines import BASELINES
 
 LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
@@ -166,14 +166,3 @@ def test_figures_are_files_and_repeatable(written, store):
     assert all((store.out / f"{name}.png").stat().st_size > 5000 for name in names)
     report.write(store, console=Console(file=io.StringIO(), width=80))
     assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}
-
-
-def test_paired_differences():
-    gap, error = statistics.paired([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0])
-    assert gap == pytest.approx(0.25)
-    assert error == pytest.approx(0.25)
-    gap, error = statistics.paired([[-11.0, 10], [-23.0, 20]], [[-10.0, 10], [-20.0, 20]])
-    assert gap == pytest.approx(-4 / 30)
-    assert error > 0
-    assert statistics.paired([1.0], [1.0]) is None
-    assert statistics.paired(["a", "b"], ["a", "b"]) is None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 import uuid
 
@@ -102,22 +100,6 @@ def test_writing_is_all_or_nothing(store, monkeypatch):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in store.out.glob(".writing*")] == []
-
-
-def test_left_overs_of_a_killed_run_are_cleared(store):
-    (store.cells / ".writing-abc.json").write_text("{")
-    store.save(cell())
-    assert len(list(store.records())) == 1
-    (store.cells / ".writing-old.json").write_text("{")
-    os.utime(store.cells / ".writing-old.json", (0, time.time() - 25 * 3600))
-    store.prepare()
-    left = [path.name for path in store.cells.glob(".writing-*")]
-    assert left == [".writing-abc.json"]  # it may be a running process's
-
-
-def test_numbers_that_are_not_json(store):
-    write_json(store.out / "x.json", {"a": [math.nan, math.inf, 1.0]})
-    assert json.loads((store.out / "x.json").read_text()) == {"a": [None, None, 1.0]}
 
 
 def test_tables(store):
@@ -280,26 +262,3 @@ def test_halves_are_merged(halves):
     elsewhere = Store(f"memory://{uuid.uuid4().hex}")
     elsewhere.prepare()
     assert merge([c.where], elsewhere, pytest.fail) == (3, 3)
-
-
-def change(field: str):
-    def metrics(one):
-        one["metrics"][0]["value"] = 0.6
-
-    def rows(one):
-        one["rows"] = [{"decode_ms": 1.0}]
-
-    return locals()[field]
-
-
-@pytest.mark.parametrize(("field", "said"), [("metrics", "other metrics"), ("rows", "other rows")])
-def test_cells_that_differ_are_refused_with_both_paths(halves, field, said):
-    a, b, c = halves
-    other = cell("full")
-    change(field)(other)
-    b.save(other)
-    with pytest.raises(Problem, match=said) as raised:
-        merge([a.where, b.where], c, pytest.fail)
-    for store in (a, b):
-        assert str(store.cells / store.name("m", "full", "recall", {"limit": 4})) in str(raised.value)
-    assert not c.files.names()

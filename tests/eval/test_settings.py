@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 
-import numpy as np
 import pytest
 
 from eval.accuracy import taskset
 from eval.core.errors import Problem
-
-OWN = """task: told
-custom_dataset: !function rows.told
-output_type: multiple_choice
-test_split: test
-doc_to_text: "{{facts}} ASK"
-doc_to_choice: choices
-doc_to_target: 0
-metric_list:
-  - metric: acc
-"""
-ROWS = """import datasets
-
-
-def told(colour, **kwargs):
-    rows = [{"facts": f"It is {colour}.", "choices": ["a", "b"]}]
-    return datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
-"""
 
 
 def needles(folder, **told):
@@ -50,19 +30,3 @@ def test_lengths_and_documents(folder, told, said):
     with pytest.raises(Problem) as error:
         needles(folder, **told)
     assert said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_rows_that_are_drawn_at_random_are_the_same_in_every_process(tmp_path):
-    """As RULER's: a run that is resumed asks its methods of the same documents."""
-    drawn = ROWS.replace("import datasets\n", "import random\n\nimport datasets\nimport numpy as np\n", 1)
-    drawn = drawn.replace("{colour}", "{random.random()} {np.random.rand()}")
-    (tmp_path / "told.yaml").write_text(OWN)
-    (tmp_path / "rows.py").write_text(drawn)
-    sources = taskset.Sources(include=(str(tmp_path),), metadata=json.dumps({"colour": "red"}))
-    found, states = set(), set()
-    for seed in range(3):
-        random.seed(seed)
-        np.random.seed(seed)
-        found.add(taskset.load("told", sources)["told"].test_docs()[0]["facts"])
-        states.add((random.random(), np.random.rand()))
-    assert len(found) == 1 and len(states) == 3, "and what others draw goes on"

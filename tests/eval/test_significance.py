@@ -53,12 +53,6 @@ def test_every_two_methods_are_compared_once():
     assert all(line[index] == "" for index, line in enumerate(body, 1))
 
 
-def test_what_cannot_be_compared_has_no_matrix():
-    (board,) = tables.boards([cell("full", 11), cell("int4", 3)])  # full does not beat guessing
-    assert significance.matrix(board, "recall") is None
-    assert significance.pairs({"a": [0.5, 1.0], "b": [1.0, 1.0]}) == {}
-
-
 def test_another_method_is_the_reference(tmp_path):
     store, out = Store(tmp_path), io.StringIO()
     store.prepare()

@@ -2,9 +2,6 @@
 
 import csv
 import io
-import math
-from statistics import mean
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from scipy.stats import binomtest
 
 import kvlab
 from eval import report
-from eval.accuracy import worker
 from eval.core.machine import machine, versions
 from eval.core.results import Store
 from eval.report import budgets, statistics, tables
@@ -30,33 +26,6 @@ def test_mcnemar_is_the_exact_binomial_test(lost, won):
 def test_parts_of_an_answer_are_no_matter_for_mcnemar():
     assert statistics.mcnemar([0.25, 1.0], [1.0, 1.0]) is None
     assert statistics.differs([0.25, 0.5] * 20, [1.0, 1.0] * 20)
-
-
-@pytest.mark.parametrize("value, stderr, floor, above", [
-    (0.30, 0.05, 0.25, False), (0.36, 0.05, 0.25, True), (1.0, 0.0, 0.25, True), (0.0, 0.0, 0.0, False),
-    (0.5, None, None, True),
-])  # fmt: skip
-def test_guessing_is_beaten_by_two_standard_errors_or_not(value, stderr, floor, above):
-    assert statistics.beats(value, stderr, floor) == above
-
-
-def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):
-    """As of lambada, whose own first metric is its perplexity: only answers can be compared one by one."""
-    items = [{"perplexity": -2.0, "acc": 0, "filter": "none", "doc": None} for _ in range(3)]
-    found = {
-        "results": {"lambada": {"perplexity,none": 7.4, "acc,none": 0.0}},
-        "higher_is_better": {"lambada": {"perplexity": False, "acc": True}},
-        "samples": {"lambada": items},
-    }
-    monkeypatch.setattr(worker, "evaluate", lambda *told, **how: found)
-    config = SimpleNamespace(metadata=None)
-    aggregate = {"perplexity": lambda some: math.exp(-mean(some)), "acc": mean}
-    task = SimpleNamespace(
-        task_name="lambada", OUTPUT_TYPE="loglikelihood", config=config, aggregation=lambda: aggregate
-    )
-    meter = SimpleNamespace(means=dict, scored=None)
-    told = worker.score(SimpleNamespace(meter=meter, prefills=dict), task, None)
-    assert [one["metric"] for one in told["metrics"]] == ["acc", "perplexity"]
 
 
 def test_the_front_is_what_nothing_beats():

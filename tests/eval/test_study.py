@@ -157,12 +157,3 @@ def test_shards_are_all_and_none_is_made_twice():
             made.append(len(found))
             assert len(found) == len(set(found)) == 3 * len(tasks)
     assert settings.shard(None) == (1, 1)
-
-
-def test_the_run_json_of_another_run_is_kept(tmp_path):
-    words = ["accuracy", "--methods", "full", "--tasks", "recall", "--out", str(tmp_path), "--limit"]
-    assert main([*words, "2"]) == main([*words, "2"]) == 0
-    assert not (tmp_path / "run-1.json").exists()
-    assert main([*words, "3"]) == main(["--config", str(tmp_path / "run.json")]) == 0
-    limits = [json.loads((tmp_path / name).read_text())["limit"] for name in ("run-1.json", "run.json")]
-    assert limits == [2, 3] and not (tmp_path / "run-2.json").exists()

@@ -14,7 +14,6 @@ from families.table import (
     FAULT,
     FILE,
     METHODS,
-    PADDING,
     PROMPT,
     TOLERANCE,
     difference,
@@ -25,8 +24,7 @@ from families.table import (
     refusals,
     texts,
 )  # fmt: skip
-from kvlab.models import EMBEDDED, LISTED, blocks_of, query_of
-from kvlab.twin import outputs
+from kvlab.models import EMBEDDED, blocks_of, query_of
 
 pytestmark = pytest.mark.uncounted
 
@@ -58,10 +56,6 @@ def test_the_page_says_what_was_found():
     assert FILE.read_text(encoding="utf-8") == page({name: found(name) for name in FAMILIES}, refusals())
 
 
-def test_the_listed_types_are_those_of_the_table():
-    assert {kind for kind, _ in FAMILIES.values()} == LISTED
-
-
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_budget_above_the_window_gives_nothing_up(name):
     own, (ids, mask) = family(name, **HIDDEN[name]), texts()
@@ -75,22 +69,6 @@ def test_a_budget_above_the_window_gives_nothing_up(name):
         if not spec.startswith("pyramidkv"):  # whose higher layers hold less than the mean
             assert difference(logits(ours, cache, ids, mask), expected) < TOLERANCE, spec
         assert cache.stats().tokens_held <= 7
-
-
-@pytest.mark.parametrize("spec", [
-    "int4:sinks=4", "snapkv:budget=5,window=3", "topk:budget=3,link=1e12", "uvm+h2o:budget=5",
-    "adakv:of=h2o,budget=5", "adakv:budget=5", "kvzip:budget=5",
-    "infinigen:budget=3,full_layers=1,pool=5,link=1e12",
-])  # fmt: skip
-def test_no_more_than_the_window_is_held(spec):
-    """After 40 steps, and a padded row holds and says what it would alone; others: tests/test_windows.py."""
-    ours, (ids, mask) = kvlab.prepare(family("Mistral", max_position_embeddings=256)), texts()
-    ids, mask = ids[:, :PROMPT], mask[:, :PROMPT]
-    cache = kvlab.make_cache(ours, spec)
-    trace = kvlab.decode(ours, ids, cache, 41, attention_mask=mask)
-    assert max(trace.tokens_held) <= 7
-    alone = kvlab.decode(ours, ids[:1, PADDING:], kvlab.make_cache(ours, spec), 41)
-    assert torch.allclose(trace.logprobs[0], alone.logprobs[0], atol=1e-3)
 
 
 def test_a_fraction_is_of_the_window():
@@ -208,22 +186,6 @@ def test_a_window_that_has_moved_on_cannot_go_back():
     assert {layer.seen for layer in cache.layers} == {20}
 
 
-OWN_CACHES = ["Llama", "Mistral", "Gemma 2", "gpt-oss", "Llama 4", "Falcon-H1", "DeepSeek-V3"]
-
-
-@pytest.mark.parametrize("name", OWN_CACHES)
-def test_generate_without_our_cache_is_that_of_transformers(name):
-    own, (ids, mask) = family(name), texts()
-    ids, mask = ids[:, :PROMPT], mask[:, :PROMPT]
-    said = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
-    expected = own.generate(ids, **said, return_dict_in_generate=True, output_logits=True)
-    ours = kvlab.prepare(copy.deepcopy(own))
-    got = ours.generate(ids, **said, return_dict_in_generate=True, output_logits=True)
-    assert torch.equal(got.sequences, expected.sequences)
-    assert difference(torch.stack(got.logits), torch.stack(expected.logits)) < TOLERANCE
-    assert difference(outputs(ours), outputs(own)) < TOLERANCE
-
-
 @pytest.mark.parametrize("name", ["Doge", "DiffLlama", "Gemma 3n"])
 def test_a_refused_model_attends_as_before(name):
     own, (ids, _) = refused(name).eval(), texts()
@@ -264,14 +226,6 @@ def test_a_forgetful_prompt_in_chunks_is_refused_before_it_begins():
         stepper.feed(ids[:, :10])
         stepper.feed(ids[:, 10:20])
     assert stepper.cache.get_seq_length() == 10 and not stepper.cache.broken
-
-
-def test_a_static_cache_of_transformers_works_too():
-    own, (ids, mask) = family("Gemma 3"), texts()
-    said = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
-    expected = own.generate(ids, **said, disable_compile=True)
-    ours = kvlab.prepare(copy.deepcopy(own))
-    assert torch.equal(ours.generate(ids, **said, disable_compile=True), expected)
 
 
 def test_the_doctor_says_what_serves_a_model(tmp_path, capsys):

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig
 
 from families.models import family
-from kvlab import Stepper, make_cache
+from kvlab import make_cache
 from kvlab.doctor import tried
 from kvlab.models import LISTED
 from kvlab.models.shrunk import once
@@ -95,24 +95,3 @@ def test_a_mask_of_its_own_is_refused_when_the_cache_is_made():
     with pytest.raises(ValueError, match="'full': Gemma3ForCausalLM: it attends by a mask of its own"):
         make_cache(model, "full")
     assert model.config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize("spec", ["snapkv:budget=5,window=3", "pyramidkv:budget=5,window=3,beta=2"])
-@pytest.mark.parametrize("cuts", [[20], [19, 1], [9, 11], [3, 3, 3, 3, 3, 5]])
-def test_a_latent_prompt_in_pieces_keeps_the_same(spec, cuts):
-    model, generator = family("DeepSeek-V3"), torch.Generator().manual_seed(1)
-    ids = torch.randint(2, 96, (2, 24), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    whole, pieces = (Stepper(model, make_cache(model, spec)) for _ in range(2))
-    whole.feed(ids[:, :20], mask[:, :20])
-    at = 0
-    with pieces.cache.prefill():
-        for count in cuts:
-            pieces.feed(ids[:, at : at + count], mask[:, at : at + count])
-            at += count
-    for layer, other in zip(whole.cache.layers, pieces.cache.layers, strict=True):
-        assert torch.equal(layer.positions.sort(-1).values, other.positions.sort(-1).values)
-    for at in range(20, 24):
-        found = [stepper.feed(ids[:, at : at + 1]) for stepper in (whole, pieces)]
-        assert (found[0] - found[1]).abs().max() < 1e-4

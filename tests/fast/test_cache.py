@@ -14,10 +14,8 @@ import kvlab
 import kvlab.fast
 from kvlab.arithmetic import count_flops
 from kvlab.fast import Fused
-from kvlab.fast.__main__ import compile_for
 from kvlab.fast.known import coded, knows
 from kvlab.keep import H2O, TOVA, Sinks
-from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
 from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes, Rotated, Static
 
@@ -131,24 +129,6 @@ def test_every_format_is_read_by_a_kernel_or_goes_without(form, calls, monkeypat
     without_kernels(monkeypatch)
     expected = decoded(llama(), {"store": form}, [prompt(23)])
     assert (found - expected).norm() < 0.02 * expected.norm()
-
-
-def test_a_width_that_no_kernel_knows_goes_without(monkeypatch):
-    form = Int(8)
-    parts = form.encode(torch.randn(1, 2, 5, 32))
-    assert packed._layout_of(form, parts, 32) == (0, 32, 32)
-    object.__setattr__(form, "bits", 6)
-    assert packed._layout_of(form, parts, 32) is None
-
-
-def test_kernels_are_compiled_ahead():
-    model = llama(4)
-    shape = ModelShape.of(model)
-    assert (
-        compile_for(shape, Int(8))
-        and compile_for(shape, Float8())
-        and not compile_for(shape, Int(2, symmetric=False))
-    )
 
 
 # On a GPU, or what stands in for one: the kernel of `fast/gpu.py` in Triton's interpreter, or a fake.

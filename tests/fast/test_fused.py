@@ -180,18 +180,6 @@ KIVI = {"bits": 4, "group": 5, "recent": 7}
 
 
 @torch.no_grad()
-def test_kivis_window_says_the_same_with_and_without(steps, monkeypatch):
-    """As above; every fifth token goes as before, since a block is written."""
-    model = llama()
-    found = life(model, Kivi(**KIVI))
-    assert len(steps) > 4 * 2 * 14
-    monkeypatch.setattr(Fused, "of", lambda *_: None)
-    count = len(steps)
-    expected = life(model, Kivi(**KIVI))
-    assert len(steps) == count and all(map(torch.equal, found, expected))
-
-
-@torch.no_grad()
 def test_kivi_holds_the_same_with_and_without(steps, monkeypatch):
     """Rows with padding, one that ends, and a fork."""
     model, found = llama(), []

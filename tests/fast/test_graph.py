@@ -107,10 +107,6 @@ def test_a_method_that_decides_on_the_host_says_so_and_stays_eager(name):
     assert all(map(torch.equal, found, expected))
 
 
-def test_every_method_is_in_one_of_the_lists():
-    assert {*EAGER, *NONE} <= METHODS.keys()
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_of_every_family(name):
     """With windows, soft caps, sinks beside the tokens, odd sizes; chunks, and what holds more than K and V,
@@ -166,10 +162,6 @@ def test_tokens_that_were_taken_back_are_written_over():
         stepper.ids, stepper.mask = stepper.ids[:, :-3], stepper.mask[:, :-3]
 
     same(tiny("llama"), "int8", after={10: back, 11: back, 30: back})
-
-
-def test_a_keep_that_is_not_full_yet_is_eager_until_it_is():
-    same(tiny("llama"), "h2o:budget=35", steps=80)
 
 
 def test_a_buffer_that_is_full_is_lengthened_and_captured_again():

@@ -10,7 +10,7 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.fast.compiled import compiled, engine_of
-from kvlab.fast.narrow import NarrowEmbedding, NarrowLinear, rounded
+from kvlab.fast.narrow import NarrowEmbedding, NarrowLinear
 
 KINDS = ("bf16", "int8")
 CANNOT = "OPTForCausalLM cannot use it: it is no Llama-shaped model"
@@ -57,16 +57,6 @@ def test_logits_are_those_of_the_widened_weights(kind, family, changes, steps):
         found, expected = (decoded(model, spec, prompts) for model in (fast, eager))
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
     assert len(steps) == 2 * (6 + 2)
-
-
-def test_rounding_errs_by_half_a_step_at_most():
-    weight = torch.randn(40, 96) * 10.0 ** torch.empty(40, 1).uniform_(-6, 4)
-    weight[3] = 0
-    bits, none = rounded(weight, "bf16")
-    assert none is None and torch.equal(bits.view(torch.bfloat16).float(), weight.bfloat16().float())
-    codes, scale = rounded(weight, "int8")
-    assert codes.dtype == torch.int8 and not codes[3].any() and codes.abs().max() == 127
-    assert ((codes * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
 
 
 @pytest.mark.parametrize("kind, per_weight", [("bf16", 2), ("int8", 1)])

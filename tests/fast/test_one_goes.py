@@ -90,19 +90,3 @@ def test_few_slots_close_up_at_once():
     for step in range(20):
         stepper.feed(prompt(1, seed=step))
         assert all(layer.slots == max(layer.rows_held) for layer in stepper.cache.attending)
-
-
-class Own(H2O):
-    """A keep that chooses for itself: nothing."""
-
-    def choose(self, layer):
-        return super().choose(layer) if layer.in_prompt else None
-
-
-def test_a_keep_that_chooses_for_itself_is_asked():
-    model = tiny("llama", **WIDE)
-    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=Own(100)))
-    stepper.feed(prompt(150))
-    for step in range(5):
-        stepper.feed(prompt(1, seed=step))
-    assert [layer.rows_held for layer in stepper.cache.attending] == [[105]] * len(stepper.cache.attending)

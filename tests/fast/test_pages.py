@@ -43,20 +43,6 @@ def test_weights_are_the_same_and_lie_in_their_order():
     assert torch.equal(twin[3].weight, before[3].weight), "the block is given back, a copy is its own"
 
 
-@pytest.mark.parametrize("why", ["few", "shared with processes", "parts of one storage", "no such pages"])
-def test_other_weights_stay_where_they_are(why, monkeypatch):
-    model = nn.Linear(3, 5) if why == "few" else odd()
-    if why == "shared with processes":
-        model.share_memory()
-    if why == "parts of one storage":
-        model[1].weight.data = model[0].weight.data.view(701, 333)
-    if why == "no such pages":
-        monkeypatch.setattr(pages, "_block", lambda size: None)
-    places = [one.data_ptr() for one in model.parameters()]
-    assert not pages.gather(model.parameters())
-    assert [one.data_ptr() for one in model.parameters()] == places
-
-
 @linux
 def test_a_compiled_model_computes_and_is_written_as_before(tmp_path):
     eager = tiny("llama", **WIDE)

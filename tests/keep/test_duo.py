@@ -52,14 +52,6 @@ def test_definition(sizes, heads, every, made):
     check(Driven({"keep": policy}, sizes, passes).run(), start)
 
 
-def test_window(made):
-    """In a layer with a sliding window a retrieval head holds the window, a streaming head less."""
-    model = tiny("mistral", sliding_window=12)
-    cache, _ = fed(model, Duo(made(model), 0.5), prompt(40), steps=3)
-    counts = {int(n) for layer in cache.layers for n in (layer.positions[0] >= 0).sum(-1)}
-    assert counts == {11, RECENT}  # what the next query will see; the first tokens are out of sight
-
-
 def test_which_heads_retrieve(made):
     model = tiny("llama")
     file = made(model)

@@ -62,15 +62,6 @@ def test_definition(sizes, head_dim, group, every, made):
     assert RECENT < min(kept) and max(kept) < max(sizes) + sum(passes) and len({*kept}) > 1
 
 
-def test_window(made):
-    """In a layer with a sliding window, what it still sees is judged."""
-    model = tiny("mistral", sliding_window=12)
-    cache, _ = fed(model, KVzap(made(model)), prompt(40), steps=3)
-    held = [head[head >= 0].tolist() for layer in cache.layers for head in layer.positions[0]]
-    assert all(mine[-RECENT:] == [38, 39, 40, 41, 42] and mine[0] >= 32 for mine in held)
-    assert len({len(mine) for mine in held}) > 1
-
-
 def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
     """Each head holds what the definition says of the decoded keys and values."""
     model = tiny("llama", num_hidden_layers=1)

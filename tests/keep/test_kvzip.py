@@ -110,20 +110,6 @@ def test_the_budget_is_met_over_all_layers_and_heads():
     assert any(sum(layer) != 30 for layer in held["model"])
 
 
-def test_a_window_that_holds_less_than_the_budget_leaves_it_to_others():
-    """Layers with a window and layers without one: no layer is asked for more than it holds."""
-    model = kvlab.prepare(family("Gemma 3"))
-    ids = torch.randint(2, 96, (1, 40), generator=torch.Generator().manual_seed(1))
-    cache = kvlab.KVCache(model, keep=KVzip(20))
-    kvlab.Stepper(model, cache).feed(ids)
-    held = held_by_head(cache, 0)
-    full = [layer for layer in cache.attending if layer.local is None]
-    assert full and len(full) < len(cache.attending)
-    heads = model.config.num_key_value_heads
-    most = sum(heads * min(20, layer.local - 1 if layer.local else 20) for layer in cache.attending)
-    assert sum(map(len, held.values())) == most
-
-
 def test_what_breaks_off_amid_the_second_reading_is_noticed():
     model, calls = tiny("llama"), count()
 

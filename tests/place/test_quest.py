@@ -8,33 +8,6 @@ import kvlab
 from kvlab.reference import attention
 
 
-def stepped(model, spec, ids, steps=6, **given):
-    """(stepper, logits of every step)."""
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(ids, **given)
-    return stepper, [stepper.feed(prompt(1, rows=len(ids), seed=step)) for step in range(steps)]
-
-
-def test_the_bytes_of_the_index_and_of_what_is_fetched():
-    model, heads, width = tiny("llama"), 2, 8
-    stepper, _ = stepped(model, "quest:budget=0.3,page=4", prompt(50, rows=3), 1)
-    stats = stepper.cache.stats()
-    chooses = 2  # of four layers
-    assert stats.index_bytes == stats.device_bytes == chooses * 3 * heads * 13 * width * 2 * 4
-    token = 2 * width * 4
-    wanted = chooses * 3 * heads * 50 * token  # the other two fetch everything
-    assert wanted + chooses * 3 * heads * 9 * token <= stats.fetched_bytes
-    assert stats.fetched_bytes <= wanted + chooses * 3 * heads * 12 * token  # three pages
-    assert stats.moved_bytes == stats.fetched_bytes + 4 * 3 * heads * token
-    assert stats.missed_mass is None
-    for spec in ("full", "offload"):
-        stats = stepped(model, spec, prompt(50), 1)[0].cache.stats()
-        assert stats.index_bytes == 0 and stats.missed_mass is None
-    assert stats.fetched_bytes == 4 * heads * 50 * token
-    partial = stepped(model, "infinigen", prompt(50), 1)[0].cache.stats()
-    assert partial.index_bytes == partial.device_bytes > 0
-
-
 @pytest.mark.parametrize("link", ["", ",link=1e9"])
 @pytest.mark.parametrize(
     "spec", ["quest:budget=9,page=2", "topk:budget=5", "infinigen:budget=5", "quest+int8:page=2"]

@@ -52,13 +52,6 @@ def test_heads_of_different_lengths(spec, passes):
     check(Driven(spec, passes=passes, head_dim=20).run(), ADAPTIVE[spec])
 
 
-@pytest.mark.parametrize("head_dim, group", [(80, 1), (96, 3)])
-def test_heads_of_different_lengths_and_other_head_dimensions(head_dim, group):
-    run = Driven("adakv:of=h2o,budget=11", (39, 29, 15), head_dim=head_dim, group=group, seed=2).run()
-    check(run, by_adakv(11, *h2o_score(11, 0.5)))
-    assert any(len(row[0]) != len(row[1]) for row in run.seen[0][0].kept)
-
-
 def test_heads_of_different_lengths_under_a_window():
     """What leaves a window leaves every head that holds it."""
     run = Driven("adakv:of=keydiff,budget=5", (33, 12), window=9, passes=MIXED).run()
@@ -87,18 +80,6 @@ OTHERS = {
 @pytest.mark.parametrize("spec, head_dim", [(spec, (80, 32)[i % 2]) for i, spec in enumerate(OTHERS)])
 def test_other_head_dimensions(spec, head_dim):
     check(Driven(spec, (29, 29, 15), head_dim=head_dim, seed=1).run(), OTHERS[spec])
-
-
-@pytest.mark.parametrize("spec", ["h2o:budget=13", "tova:budget=13", "sinks:budget=13"])
-def test_what_goes_copies_nothing_but_what_moves(spec):
-    """One buffer serves from the first step to the last, with room for the token that comes."""
-    run = Driven(spec, (33, 30), head_dim=32, noted=False)
-    buffers = []
-    run.run(lambda step, layer: buffers.append(layer.store.keys[0]))
-    assert all(one is buffers[1] for one in buffers[1:])
-    assert buffers[0].shape[2] == 13 and buffers[1].shape[2] == 14
-    assert run.cache.stats().spare_bytes == 2 * 2 * 2 * 32 * 4  # of a slot: rows, heads, K and V
-    assert run.cache.layers[0].store.copies == 13
 
 
 @pytest.mark.parametrize("layers", [1, 3])

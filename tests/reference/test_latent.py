@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kvlab
 from kvlab.arithmetic import latent_step
-from kvlab.reference import latent
 
 
 def absorbed(expand, query: Tensor, latents: Tensor, rotary: Tensor, scaling: float, allowed=None) -> Tensor:
@@ -69,19 +68,6 @@ def test_the_absorbed_form_is_the_models_own_attention(name):
         hidden = absorbed(module.expand_kv, given.query, latents, rotary, given.scaling, allowed)
         rest = absorbed(module.expand_kv, given.query, latents[:, :, 5:], rotary[:, :, 5:], given.scaling)
     assert torch.allclose(hidden, rest, atol=1e-6) and not torch.allclose(hidden, found, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["DeepSeek-V2", "DeepSeek-V3"])
-def test_both_definitions_are_the_models_own_attention(name):
-    module, given, out, latents, rotary = attending(name)
-    nope, value = module.qk_nope_head_dim, module.v_head_dim
-    up = module.kv_b_proj.weight.detach().unflatten(0, (-1, nope + value))
-    for row in range(2):
-        for head, matrices in enumerate(up):
-            numbers = given.query[row, head, 0], latents[row, 0], rotary[row, 0]
-            both = [way(*numbers, matrices[:nope], matrices[nope:], given.scaling) for way in
-                    (latent.plain, latent.absorbed)]  # fmt: skip
-            assert all(torch.allclose(one, out[row, head, 0], atol=1e-5) for one in both)
 
 
 def test_bytes_and_operations():

@@ -20,15 +20,6 @@ def test_quest_over_integers_fetches_the_same_pages_in_fewer_bytes(link):
         assert seen[0].moved == place.moved(slots, 2, KV_HEADS, size)
 
 
-def test_infinigen_over_integers_fetches_the_same_tokens_in_fewer_bytes():
-    given = "budget=9,alpha=0.4,full_layers=1"
-    run, exact = (Driven(f"{name}:{given}", layers=2).run() for name in ("infinigen+int4", "infinigen"))
-    for seen, other in zip(run.seen[1:], exact.seen[1:], strict=True):
-        assert seen[1].attended == other[1].attended
-        slots = sum(len(head) - 1 for row in seen[1].attended for head in row)
-        assert seen[1].moved == place.moved(slots, 2, KV_HEADS, place.token_bytes(20, 4, 1))
-
-
 FIXED = 2 * 20 * 4  # bytes of K and V of one token and head, fp32
 
 
@@ -82,9 +73,3 @@ def test_h2o_on_a_host(spec):
         check(run, by_h2o(11, 0.5), layer=layer)
     for found in run.seen[15]:  # both rows are full
         assert found.moved == place.moved(2 * 11 * KV_HEADS, 2, KV_HEADS, FIXED)
-
-
-@pytest.mark.parametrize("spec", ["offload:link=1e12", "uvm:link=1e12", "offload+h2o:budget=11,link=1e12"])
-def test_a_link_in_a_model_of_one_layer(spec):
-    """The layer that attends next is the layer itself, and may evict first."""
-    check(Driven(spec).run(), by_h2o(11, 0.5) if "h2o" in spec else keep_all)

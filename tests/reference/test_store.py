@@ -9,7 +9,7 @@ from reference.definitions import store
 from reference.driven import Driven
 
 from kvlab.models import rotations_of
-from kvlab.store import BlockPool, Float8, Int, Paged
+from kvlab.store import Float8, Int
 from kvlab.store.codebook import levels
 
 pytestmark = pytest.mark.uncounted
@@ -171,15 +171,6 @@ def test_kvquant(head_dim, bits, part):
             assert torch.equal(held[side][index, :, pad:], numbers)
 
 
-def test_keys_in_one_format_and_values_in_another():
-    run = Driven("mixed:k=int8,v=int4,group=5", SIZES, (1,) * 9, head_dim=20).run()
-    found = stored(run)[2:]
-    for index, row in enumerate(run.rows()):
-        for side, (x, bits) in enumerate(((row.keys, 8), (row.values, 4))):
-            numbers = store.integers(x, row.prompt, bits, group=5)[1]
-            assert torch.equal(found[side][index, :, run.longest - row.prompt :], numbers)
-
-
 FLOATS = [
     (20, "fp8", {"form": "e4m3"}),
     (80, "fp8:format=e5m2", {"form": "e5m2"}),
@@ -194,24 +185,6 @@ FLOATS = [
 def test_floats(head_dim, spec, how):
     run = Driven(spec, SIZES, (1,) * 9, head_dim=head_dim).run()
     check_format(run, lambda x, prompt: store.floats(x, prompt, **how))
-
-
-@pytest.mark.parametrize("spec, quantize", [
-    ("int8:axis=channel", lambda x, prompt: store.integers(x, prompt, 8, "channel")),
-    ("int4:axis=channel,symmetric=false", lambda x, prompt: store.integers(x, prompt, 4, "channel", None, 0)),
-    ("fp8:axis=channel", lambda x, prompt: store.floats(x, prompt, "e4m3", "channel")),
-], ids=["int8", "int4", "fp8"])  # fmt: skip
-def test_a_channel_that_was_silent_in_the_prompt(spec, quantize):
-    """Its scale is 0, and so it stays."""
-    run = Driven(spec, (7, 4), (1,) * 5)
-    for x in (*run.keys, *run.values):
-        x[..., :7, 5] = 0.0
-    found = stored(run.run())[2:]
-    for index, row in enumerate(run.rows()):
-        for side, x in enumerate((row.keys, row.values)):
-            numbers = quantize(x, row.prompt)[1]
-            assert torch.equal(found[side][index, :, run.longest - row.prompt :], numbers)
-            assert not numbers[..., 5].any()
 
 
 @pytest.mark.parametrize("form", ["e4m3", "e5m2"])
@@ -299,18 +272,6 @@ def test_smoothed_keys_and_exact_sinks(spec, bits, strength, sinks):
             numbers = store.integers(x / factor, row.prompt, bits, **how)[1] * factor
             numbers[:, :sinks] = x[:, :sinks]
             assert torch.allclose(found[side][index, :, pad:], numbers, rtol=1e-5, atol=0)
-
-
-def test_paged_holds_the_blocks_of_its_definition():
-    """Equal rows share the full blocks of their prompt; what is written later has a block of its own."""
-    pool, block, prompt = BlockPool(block=7), 7, 17
-    run = Driven({"store": Paged(pool=pool)}, (prompt,) * 3, (1,) * 9, head_dim=20)
-    for x in (*run.keys, *run.values):
-        x[2] = x[0]
-    used = []
-    run.run(lambda step, layer: used.append(pool.used))
-    shared = prompt // block  # of row 2 with row 0
-    assert used == [3 * math.ceil((prompt + step) / block) - shared for step in range(10)]
 
 
 def test_definitions_by_hand():

@@ -96,15 +96,6 @@ def test_forks_share_until_one_writes():
     del store
 
 
-def test_rows_of_a_batch_share_the_blocks_in_which_they_agree():
-    together = rows(1, 8, 5).expand(3, -1, -1, -1)
-    own = rows(3, 6, 6)
-    store = started(Paged(block=4), 3)
-    store.append(torch.cat([together, own], 2), torch.cat([together, own], 2))
-    assert store.pool.used == 2 + 3 * 2
-    assert torch.equal(store.read(CPU)[0], torch.cat([together, own], 2))
-
-
 def test_blocks_come_back():
     pool = BlockPool(6, block=4)
     first, second = started(Paged(pool=pool), 3), started(Paged(pool=pool), 3)
@@ -146,17 +137,3 @@ def test_what_is_evicted_comes_back_before_more_is_asked_for(keep):
     small = kvlab.KVCache(model, keep=keep, store=Paged(blocks=11, block=4))
     with pytest.raises(ValueError, match="layer 0: paged: 12 blocks of 4 tokens are needed and 11 of 11"):
         kvlab.decode(model, ids, small, 2)
-
-
-def test_caches_that_share_a_pool():
-    model, pool = tiny("llama"), BlockPool(40, block=8)
-    caches = [kvlab.KVCache(model, store=Paged(pool=pool)) for _ in range(2)]
-    for seed, cache in enumerate(caches):
-        trace = kvlab.decode(model, prompt(20, seed=seed), cache, 4)
-        full = kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, "full"), 4)
-        assert torch.equal(trace.logprobs, full.logprobs)
-    assert pool.used == 2 * 4 * 3
-    block = 2 * 2 * 8 * 8 * 4  # K and V, KV heads, tokens, head dimension, fp32
-    assert pool.block_bytes == block
-    table = caches[0].layers[0].store.table
-    assert caches[0].stats().device_bytes == (40 - 4 * 3) * block + 4 * table.nbytes  # without the other's

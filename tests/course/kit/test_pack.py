@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 
 from course import editions
 from course.kit import pack
-from course.teaching import smollm2
 from course.teaching.check.key import FOLD
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -194,28 +193,6 @@ def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
     assert dead == []
 
 
-def test_a_chapter_names_no_command_that_a_kit_does_not_explain(tmp_path, monkeypatch, capsys):
-    """They are on the kit's own command line alone, and START.md says where that is."""
-    commands = r"(?:kvlab (?:doctor|fetch|methods|bill)|python -m (?:eval|course))\b"
-    named = {
-        path.stem
-        for path in CHAPTERS
-        for cell in editions.learner(nbformat.read(path, 4)).cells
-        if re.search(commands, cell.source)
-    }
-    start = (ROOT / "course" / "kit" / "START.md").read_text(encoding="utf-8")
-    assert named and re.search(commands, start)
-    assert "sh start.sh --shell" in start and "start.bat --shell" in start
-    shown = next(iter(smollm2.stored()["studies"]))
-    smollm2.show(shown)
-    assert "START.md" not in capsys.readouterr().out
-    (tmp_path / "setup").mkdir()
-    (tmp_path / "setup" / "start.py").touch()
-    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
-    smollm2.show(shown)
-    assert "Here, on the course's command line (START.md): kvlab fetch smollm2" in capsys.readouterr().out
-
-
 def test_learners_install_the_tested_versions_and_nothing_that_no_notebook_imports():
     pins = dict(line.split("==") for line in pack._lines("constraints.txt"))
     names = []
@@ -230,15 +207,3 @@ def test_learners_install_the_tested_versions_and_nothing_that_no_notebook_impor
     for name in pack.LEFT_OUT:
         assert name not in names
         assert not re.search(rf"^(import|from) {name.replace('-', '_')}\b", code, re.M)
-
-
-@pytest.mark.parametrize("system, wanted", [("linux", "+cpu"), ("darwin", ""), ("win32", "")])
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
-def test_the_cpu_build_is_asked_for_on_every_system(system, wanted, python):
-    """On Linux by a version that only PyTorch's own index has: CUDA cannot come in its place."""
-    lines = [Requirement(line) for line in pack.torch_requirements() if line.startswith("torch")]
-    there = {"sys_platform": system, "python_version": python}
-    (asked,) = [one for one in lines if one.marker.evaluate(there)]
-    pinned = next(line for line in pack._lines("constraints.txt") if line.startswith("torch=="))
-    assert str(asked.specifier) == pinned.removeprefix("torch") + wanted
-    assert any(pack.CPU in line for line in pack.torch_requirements())

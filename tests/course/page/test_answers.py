@@ -53,22 +53,6 @@ def clear(wanted: dict) -> bool:
     return min(wanted["leads"]) > 10 * TIE
 
 
-def test_the_tokenizer_is_the_models(opened, rounded):
-    rng = random.Random(SEED)
-    odd = "a bZ9'sll  \n\t é漢🙂'\u0085\ufeff\u00a0<|end|>-_$"
-    texts = [document.text for document in documents(20)]
-    texts += ["".join(rng.choices(odd, k=rng.randrange(1, 30))) for _ in range(200)] + [
-        "<|end|> and <|pad|>x"
-    ]
-    got = opened.run(
-        f"Promise.all({json.dumps(texts)}.map((text) => client.ask('encode', {{text}}).then((a) => a.found)))"
-    )
-    wrong = [text for text, ids in zip(texts, got, strict=True) if ids != rounded[1](text).input_ids]
-    assert not wrong, f"seed {SEED}"
-    ids = rounded[1](texts[0]).input_ids
-    assert ask(opened, "decode", {"ids": ids}) == texts[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_what_kvlab_says(opened, rounded, method):

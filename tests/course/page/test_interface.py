@@ -106,37 +106,6 @@ def test_the_keyboard_alone_is_enough(looked_at):
     until(browser, f"!busy && !shown.asked.evicted.length && !({other})")
 
 
-def test_a_link_brings_a_state_back(looked_at):
-    facts = "The red fox Ida likes the barn. The old owl Leo lives in the mill."
-    given = {"facts": facts, "question": "the red fox", "method": "h2o", "budget": 40}
-    given |= {"protocol": "context-first", "evicted": "5", "layer": 2, "head": 1, "step": 3}
-    given |= {"bill-device": "H100 80GB", "bill-users": "3", "bill-price": "2.5"}
-    browser = looked_at(hash="#" + urlencode(given))
-    state = browser.run("state")
-    assert state | {"method": "h2o", "budget": 0.4, "protocol": "context-first", "evicted": [5]} == state
-    assert state | {"facts": facts, "question": "the red fox", "layer": 2, "head": 1, "step": 3} == state
-    assert browser.run("$('facts').value") == facts
-    assert browser.run("document.querySelector('fieldset input:checked').value") == "h2o"
-    again = browser.run("$('link').href").partition("#")[2]
-    assert browser.run(f"fromHash('#' + {json.dumps(again)})") == state
-    bill = {name[5:]: value for name, value in given.items() if name.startswith("bill-")}
-    assert state["bill"] == bill
-    assert browser.run("[panel.parts.device.value, panel.parts.users.value, panel.parts.price.value]") == [
-        *bill.values()
-    ]
-    browser.run("panel.parts.users.value = '1'; panel.parts.users.dispatchEvent(new Event('input'))")
-    assert "bill-users" not in browser.run("location.hash") and "bill-price=2.5" in browser.run(
-        "location.hash"
-    )
-    browser.run("panel.show({model: 'nobody', users: '0', context: 'x', toString: 'y'})")
-    assert browser.run("Object.keys(OURS).map((name) => panel.parts[name].value)") == [
-        "meta-llama/Llama-3.1-8B", "RTX 4090", "120000", "0", "20", "",
-    ]  # fmt: skip
-    nonsense = "method=no&budget=x&evicted=-1,a,3&step=x&layer=99"
-    kept = browser.run(f"fromHash('#{nonsense}')")
-    assert (kept["method"], kept["budget"], kept["evicted"], kept["step"]) == ("full", 0.2, [3], None)
-
-
 def test_what_cannot_be_read_is_said_in_one_line(looked_at):
     browser = looked_at()
     for facts, why in (

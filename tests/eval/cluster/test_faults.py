@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import secrets
 import shutil
@@ -238,42 +237,6 @@ def test_an_actor_that_is_killed_and_one_whose_scratch_is_full_lose_nothing(
     found = {cell["task"]: cell["tries"] for cell in Store(tmp_path).records()}
     assert found == {"agreement": 2, "chain": 2, "recall": 1}
     assert sorted((starts(cluster) - before).values()) == [1, 1, 2]  # its log takes no line any more
-
-
-def test_an_actor_that_takes_ten_times_as_long_is_waited_for(demo, cluster, sweep, local, tmp_path):
-    """It is held in its job until the other one has done all others, and for as long again."""
-    before = starts(cluster)
-    run = started(*sweep, "--on", cluster.on, "--actors", "2", "--out", str(tmp_path), **cluster.token)
-    actor, _ = at_work(demo, cluster, run)
-    begun = time.monotonic()
-    wait_for(run, lambda: len(list(tmp_path.glob("cells/*.json"))) == 4)
-    time.sleep(time.monotonic() - begun)
-    actor.resume()
-    ended(run)
-    assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
-    assert sorted((starts(cluster) - before).values()) == [1, 1, 1]
-
-
-def test_two_sweeps_into_one_folder_at_once(cluster, sweep, local, tmp_path):
-    runs = [
-        started(
-            *sweep,
-            "--on",
-            cluster.on,
-            "--actors",
-            "1",
-            "--cpus-per-actor",
-            "1",
-            "--out",
-            str(tmp_path),
-            **cluster.token,
-        )
-        for _ in range(2)
-    ]
-    for run in runs:
-        ended(run)
-    assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
-    assert not list(tmp_path.rglob(".writing-*")) and json.loads((tmp_path / "summary.json").read_text())
 
 
 # clusters that are lost, or parts of them

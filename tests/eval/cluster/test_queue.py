@@ -146,15 +146,6 @@ def test_an_error_of_the_job_itself_is_not_tried_again():
     assert (str(one.found), one.found.details, one.about) == ("no such thing", "trace", {"tries": 1})
 
 
-def test_what_no_job_could_survive_ends_the_run():
-    with pytest.raises(Failed, match=r"no actor could be started: .* it died"):
-        driven(Ray([{"CPU": 2}], die=lambda actor, what, args: what == "set_up"), range(3))
-    ray = Ray([{"CPU": 1}])
-    ray.set_up = "failed", ("on node n2: no model", "trace")
-    with pytest.raises(Failed, match=r"^on node n2: no model$"):
-        driven(ray, range(3))
-
-
 def test_a_head_is_gone_when_it_misses_three_looks(head):
     head[:] = [True, False, False, True]
     assert len(driven(Ray([{"CPU": 1}]), range(9))) == 9

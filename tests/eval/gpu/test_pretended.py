@@ -16,7 +16,7 @@ import torch
 from fast import replayed
 
 from eval.gpu import bench as clock
-from eval.gpu import flash, headline, launches, link, models, predict, right, step
+from eval.gpu import headline, launches, link, models, predict, right, step
 from eval.gpu.bench import Bench
 from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
@@ -188,15 +188,6 @@ def test_a_step(bench, way, monkeypatch):
     rows = step.measure(bench, "small-llama", 40, 2, methods, way)["rows"]
     assert [row["method"] for row in rows if row["ms"] >= 0 and row["bytes"] > 0] == methods
     assert bench.state.graphs == (2 if way == "graph" else 0)  # transformers' caches; ours have an engine
-
-
-@needs_triton
-def test_attention(bench, monkeypatch):
-    monkeypatch.setattr(flash, "REPEATS", 2)
-    rows = flash.measure(bench, shape="small", tokens=96, batch=2, forms=["int8"])["rows"]
-    rows = {row["kernel"]: row for row in rows}
-    assert rows["kvlab int8"]["graph"] and rows["kvlab int8"]["speedup"] > 0
-    assert rows["bf16 flash"]["copies"] > 1 >= rows["bf16 flash"]["of_torch"]
 
 
 def test_the_link(bench):

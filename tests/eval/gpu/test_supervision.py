@@ -162,10 +162,3 @@ def test_time_that_is_up_leaves_out_what_is_left_and_says_so(monkeypatch, capfd,
     assert code == 0 and asked == ["a", "b", "c"]
     assert found["left_out"] == ["right:d", "right:nice"]
     assert "2 units were left out for want of time: right:d, right:nice" in said
-
-
-def test_what_is_not_right_ends_the_command_with_an_error(monkeypatch, capfd, tmp_path):
-    off = {"b": {"rows": [{"right": True}, {"right": False}], "line": "1 of 2 are right", "notes": []}}
-    code, asked, found, said = run(monkeypatch, capfd, tmp_path, off, units=PLAN)
-    assert code == 2 and asked[-1] == "nice" and found["units"]["link:b"]["rows"][1] == {"right": False}
-    assert said.strip().endswith("error: 1 parts hold rows that are not right: link:b")
