@@ -112,32 +112,6 @@ class Told:
         self.ended += 1
 
 
-@pytest.mark.parametrize("protocol", ["many-questions", "question-inside"])
-def test_a_streamer_is_told_what_generate_tells_it(loaded, protocol):
-    model, tokenizer = loaded
-    ours, theirs = Told(), Told()
-    answer = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], "full", protocol, max_new_tokens=4, streamer=ours)
-    prompt = ids(tokenizer, f"{CONTEXT}\n{ASKED[0]}")
-    cache = kvlab.make_cache(model, "full")
-    model.generate(
-        prompt, past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=1, streamer=theirs
-    )
-    assert [x.tolist() for x in ours.put_in] == [x.tolist() for x in theirs.put_in]
-    assert ours.ended == theirs.ended == 1
-    assert torch.cat(ours.put_in[1:]).tolist() == answer.tokens
-
-
-def test_it_stops_at_every_end_token(loaded):
-    model, tokenizer = copy.deepcopy(loaded[0]), loaded[1]
-    kvlab.prepare(model)
-    whole = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
-    for place in (1, 4):
-        for ends in (whole[place], [4159, whole[place]]):
-            model.generation_config.eos_token_id = ends
-            found = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
-            assert found == whole[: whole.index(whole[place]) + 1]
-
-
 def test_a_name_in_the_models_place():
     answer = kvlab.ask("workshop", context=CONTEXT, questions=ASKED, max_new_tokens=3)[1]
     assert answer.text.strip().startswith("Mia") and answer.stats.tokens_held == answer.stats.tokens_seen

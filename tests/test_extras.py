@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from course.kit import pack
 from kvlab import extras
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # Runs command lines in processes in which some modules are not installed, each a fork of one that has kvlab.
 SCRIPT = """
 import contextlib, io, json, os, sys, traceback
@@ -97,18 +94,3 @@ def test_the_table_of_modules_is_that_of_pyproject():
         if extra not in ("ruler", "longbench"):  # lm-eval's own
             named = {"PIL": "pillow"}
             assert {named.get(one, one) for one in modules} - deeper <= brought[extra], extra
-
-
-def test_the_core_is_small_and_dev_holds_what_make_installs():
-    core = set(pack.wanted())
-    assert core == {
-        "torch", "transformers", "numpy", "safetensors", "tokenizers", "numba", "rich", "packaging", "psutil",
-    }  # fmt: skip
-    everything = set(pack.wanted("dev"))
-    assert everything >= core | {
-        "jupyterlab", "datasets", "lm-eval", "pandas", "matplotlib", "onnxruntime", "gguf", "pytest", "nbval",
-        "build", "twine",
-    }  # fmt: skip
-    assert "ray" not in everything
-    (whole,) = map(Requirement, OPTIONAL["all"])
-    assert whole.extras == set(OPTIONAL) - {"all", "dev", "site"}

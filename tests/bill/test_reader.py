@@ -41,20 +41,6 @@ def test_a_folder_or_a_config_is_a_model(tmp_path):
         assert bill["h2o:budget=0.5"].device_bytes == bill["full"].device_bytes / 2
 
 
-def test_what_a_config_leaves_out_is_told(tmp_path):
-    """Weights that are quantized and parts that are no text stand in the name; code of a model is not run."""
-    values = tiny("llama").config.to_dict()
-    for more, told in {
-        "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "though they are quantized"),
-        "text": ({"model_type": "llava", "text_config": values}, "its text part"),
-    }.values():
-        (tmp_path / "config.json").write_text(json.dumps(values | more))
-        assert told in kvlab.bill(str(tmp_path), "L4", 100, methods="full").model
-    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
-    with pytest.raises(ValueError, match="not a configuration that transformers reads"):
-        kvlab.bill(str(tmp_path), "L4")
-
-
 def test_budgets_are_said_and_what_is_no_lower_bound():
     """Every method that has a budget and does not name it, once, where it has one and is not refused."""
     given = [*METHODS, "h2o:budget=0.5", "topk:budget=9", "infinigen:alpha=inf"]

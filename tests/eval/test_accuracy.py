@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from eval.__main__ import main
 from eval.accuracy import KVLabLM
-from eval.accuracy.worker import jackknife
 from kvlab.faster import engine_of
 
 
@@ -85,35 +84,12 @@ def test_lm_eval_can_make_it_from_arguments(folder):
     assert made.max_length == 512
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"batch_size": 0}, "batch_size"),
-        ({"method": "h20"}, "h2o"),
-        ({"method": "h2o", "budgets": 1}, "budgets"),
-        ({"tokenizer": None}, "tokenizer"),
-    ],
-)
-def test_bad_arguments(loaded, change, words):
-    arguments = {"method": "full", "tokenizer": loaded[1]} | change
-    with pytest.raises(ValueError, match=words):
-        KVLabLM(loaded[0], **arguments)
-
-
 def test_sampling_and_too_long_generation_are_refused(asked, loaded):
     lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1])
     cases = (({"do_sample": True, "temperature": 1}, "greedily"), ({"max_gen_toks": 600}, "600"))
     for options, words in cases:
         with pytest.raises(ValueError, match=words):
             lm.generate_until(asked.make("generate_until", [("boat", {"until": ["."]} | options)]))
-
-
-def test_jackknife_is_the_standard_error_for_a_mean():
-    values = [0.0, 1.0, 1.0, 0.0, 1.0]
-    mean = sum(values) / 5
-    expected = (sum((v - mean) ** 2 for v in values) / 4 / 5) ** 0.5
-    assert jackknife(lambda items: sum(items) / len(items), values) == pytest.approx(expected)
-    assert jackknife(sum, [1.0]) is None
 
 
 @pytest.mark.parametrize("engine", ["eager", "compiled"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eval.accuracy import taskset
-from eval.accuracy.agreement import DECODED, PROMPT, compare, measure, prompts, summary
+from eval.accuracy.agreement import DECODED, compare, measure, prompts, summary
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,6 @@ def test_bytes_and_counts(found):
 def test_batch_size_changes_nothing(loaded, ids, found):
     one = measure(loaded[0], ("int8",), ids, 1)
     assert one["int8"]["values"]["kl"] == pytest.approx(found["int8"]["values"]["kl"], abs=1e-5)
-
-
-def test_prompts(loaded, ids):
-    assert ids.shape == (5, PROMPT + DECODED - 1)
-    assert prompts(loaded[1], taskset.stories(), 2, 100).shape == (2, 100)
-    with pytest.raises(ValueError, match="no story"):
-        prompts(loaded[1], ["short"], None, 512)
 
 
 def test_kl_and_top1_by_hand():

@@ -8,7 +8,6 @@ import shutil
 import pytest
 
 from eval.core import contents
-from eval.core.digests import model_digest
 from kvlab.models import files
 
 
@@ -85,20 +84,3 @@ def test_who_wrote_a_configuration_counts_for_nothing_and_all_else_counts(cache,
         change()
         assert contents.of_model(model) not in found
         found.add(contents.of_model(model))
-
-
-def test_a_file_of_the_hub_s_cache_says_its_sum_itself(cache, reads, tmp_path):
-    """Those of git, whose names are of another kind, are read."""
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
-    blobs.mkdir()
-    snapshot.mkdir(parents=True)
-    for name, blob in (("model.safetensors", "ab" * 32), ("config.json", "ab" * 20)):
-        (blobs / blob).write_bytes(b"more than eight bytes")
-        (snapshot / name).symlink_to(blobs / blob)
-    assert contents.sha256(snapshot / "model.safetensors") == "ab" * 32 and not reads
-    assert contents.sha256(snapshot / "config.json") != "ab" * 20 and len(reads) == 1
-
-
-def test_a_folder_s_digest_is_of_its_contents(cache, model):
-    assert model_digest(str(model)) == contents.of_model(model)
-    assert model_digest("someone/a-model-of-the-hub") == "someone/a-model-of-the-hub"

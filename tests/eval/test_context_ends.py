@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from cut_examples import CHATS, EXAMPLES, SHOT, SHOTS, chat, chatting
-from lm_eval.api.instance import Instance
+from cut_examples import CHATS, EXAMPLES, chat, chatting
 
 import kvlab
-from eval.accuracy import KVLabLM
 from eval.accuracy.boundaries import REFUSED, RULES, boundary, character, known, rule_of
 from eval.core.errors import Problem
 
@@ -102,20 +100,3 @@ def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
         asked = text[character(rule_of(task), task, text, document) :]
         assert question.strip() == f"{asked.strip()}<|im_end|>\n<|im_start|>assistant", task
         assert context.count("<|im_start|>") == len(turns) + 1
-
-
-def test_zero_shots_are_refused_under_a_template_too(loaded):
-    """What a template puts before every prompt is no example."""
-    tokenizer = chatting(loaded[1])
-    lm = KVLabLM(loaded[0], "full", tokenizer=tokenizer, protocol="context-first")
-    for turns in ([], SHOTS):
-        text, document = chat(tokenizer, "piqa", turns)
-        text = text if turns else text.replace(SHOT, "")
-        one = Instance(
-            request_type="loglikelihood", doc=document, arguments=(text, " a"), idx=0, metadata=("piqa", 0, 1)
-        )
-        if turns:
-            lm._cut([one])
-        else:
-            with pytest.raises(Problem, match="--num-fewshot"):
-                lm._cut([one])

@@ -6,11 +6,8 @@ from types import SimpleNamespace
 import pytest
 from tiny import tiny
 
-import kvlab
 from eval.__main__ import main
-from eval.accuracy.batching import pad_left
 from eval.report import studies as shown
-from eval.studies import questions
 from eval.studies.measurements import Offload
 from eval.studies.offload import rehearsal, simulated, walltime
 from kvlab.arithmetic import SHAPES, kv_bytes
@@ -96,14 +93,3 @@ def test_the_tables_of_similarity_and_recall():
     assert shares["tiny: plain, ratio 1, mean", tokens] == pytest.approx(
         shares["tiny: skewed, ratio 1, mean", tokens], abs=0.02
     )
-
-
-def test_questions_are_answered_from_what_the_method_holds():
-    model, tokenizer = kvlab.load()
-    prompts, answers = questions.questions(tokenizer, 4)
-    found = questions.answered(model, prompts, answers, ["full", "sinks:budget=8,sinks=2"])
-    assert found["full"][0] >= found["sinks:budget=8,sinks=2"][0]
-    assert found["full"][0] >= 0.75
-    assert found["full"][1] == 0
-    ids, mask = pad_left([[5, 6, 7], [8]], 0, "cpu")
-    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]

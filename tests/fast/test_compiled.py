@@ -4,7 +4,6 @@ import copy
 import inspect
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from fast.stepped import decoded
@@ -120,31 +119,6 @@ def test_positions_of_any_size(steps):
     assert len(steps) == 6
     for one, other in zip(found[:6], found[6:], strict=True):
         assert (one - other).abs().max() <= 1e-4 * one.abs().max()
-
-
-def test_weights_are_held_once_and_read_where_they_are(steps):
-    eager, fast = pair()
-    body, layer = fast.forward.body, fast.model.layers[1]
-    parts, arrays = [body.first, body.gaps, body.last], []
-    while parts:  # a linear layer is a tuple of arrays
-        one = parts.pop()
-        parts += one if isinstance(one, tuple | list) else []
-        arrays += [one] if isinstance(one, np.ndarray) and one.size else []
-    assert len(arrays) > 9 * len(fast.model.layers) and all(
-        any(np.shares_memory(array, weight.detach().numpy()) for weight in fast.parameters())
-        for array in arrays
-    )
-    with torch.no_grad():  # in place, and by another tensor
-        for model in (eager := copy.deepcopy(eager), fast):
-            model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
-            model.model.layers[2].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight * 0.5
-    found, expected = (decoded(model, "full", [prompt(12)]) for model in (fast, eager))
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-    assert len(steps) == 8 and fast.forward.body is not body and layer is fast.model.layers[1]
-    fast.double()
-    with pytest.warns(UserWarning, match="decodes with the eager engine: it compiles models in fp32"):
-        decoded(fast, "full", [prompt(12)])
-    assert len(steps) == 8, "fp64 is not compiled"
 
 
 @pytest.mark.parametrize("family, weights", [("llama", "fp32"), ("qwen2", "int8")])

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from tiny import left_padded, prompt, started, tiny
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvlab
 from kvlab.fast import Fused, reference
@@ -314,32 +313,3 @@ def test_a_refusal_still_names_the_layer_and_the_head(spec):
         else:
             with pytest.raises(ValueError, match=r"layer 2: keys: .*KV head 1 holds NaN"):
                 attend()
-
-
-class Counting(TorchDispatchMode):
-    """Notes torch's operations, and the bytes that those which copy write."""
-
-    def __init__(self):
-        super().__init__()
-        self.names, self.copied = [], 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        self.names.append(function.overloadpacket.__name__)
-        if function.overloadpacket.__name__ in ("cat", "copy_", "clone", "_to_copy", "index_select"):
-            self.copied += out.nbytes
-        return out
-
-
-@pytest.mark.parametrize("spec", ["full", "static", "int8", "int4", "fp8", "int5", "nvfp4"])
-@torch.no_grad()
-def test_a_step_of_a_layer_is_a_handful_of_operations_and_copies_nothing(spec):
-    model = llama()
-    cache = kvlab.make_cache(model, spec)
-    fed(cache, model)
-    layer, query = cache.layers[0], torch.randn(1, 4, 1, HEAD)
-    keys, values = torch.randn(2, 1, 2, 1, HEAD)
-    with Counting() as count:
-        layer.update(keys, values)
-        layer.attend(query, kvlab.visibility.CAUSAL, 0.2)
-    assert len(count.names) <= 8 and count.copied == 0, count.names

@@ -156,14 +156,6 @@ def test_on_a_gpu_600_tokens_are_the_eager_engine_s(spec, padded):
     same(copy.deepcopy(model).to("cuda"), spec, padded=padded, steps=600)
 
 
-def test_tokens_that_were_taken_back_are_written_over():
-    def back(stepper):
-        stepper.cache.crop(-3)
-        stepper.ids, stepper.mask = stepper.ids[:, :-3], stepper.mask[:, :-3]
-
-    same(tiny("llama"), "int8", after={10: back, 11: back, 30: back})
-
-
 def test_a_buffer_that_is_full_is_lengthened_and_captured_again():
     model = replaying(tiny("llama", max_position_embeddings=700))
     cache = kvlab.make_cache(model, "full")

@@ -46,18 +46,6 @@ def test_it_is_the_product(shape, sizes, biased, seen):
     assert (found - expected).abs().max() <= 5e-6 * expected.abs().max()
 
 
-def test_few_rows_other_numbers_and_gradients_go_as_before(seen):
-    layer = PromptLinear(24, 40)
-    x = torch.randn(2, LEAST, 24)
-    layer(x[:1, : LEAST - 1]), layer.double()(x.double()), layer.float()(x[:0])
-    assert layer(x.requires_grad_()).requires_grad and not seen
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.bfloat16 and not seen
-    with torch.no_grad():
-        layer(x)
-    assert seen
-
-
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:There is a performance drop")
 def test_what_it_does_not_take_is_as_before(seen):
     class Own(torch.Tensor):

@@ -105,19 +105,6 @@ def test_helpers_that_come_first_late_or_never(monkeypatch):
     assert same(case.call(2), alone), "it has left again"
 
 
-def test_a_helper_does_what_the_leader_does_not():
-    """Another thread opens the first part and computes nothing: the helper alone does all of it."""
-    case = Into(2)
-    alone = case.call(1)
-    team.together(0, block.into, *case.given)  # what products read between them lies in `room`
-    for each in case.found:
-        each.fill(99)
-    table = np.zeros((team.COUNTERS, team.LINE), np.int64)
-    table[team.OPEN, 0] = 4
-    block.into(*case.given, table, False)
-    assert same(case.found, alone) and table[team.DONE, 0] > 60 and table[team.DUE, 0] == 0
-
-
 def layers(rows: int = 2, hidden: int = 96, inner: int = 130) -> dict[str, tuple]:
     """What functions of a block are given, but for team and leads: a layer's end, the next one's begin."""
     draw = np.random.default_rng(5)

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from fast.atonce import both, held, of
-from tiny import left_padded, prompt
+from tiny import prompt
 
 import kvlab
 from kvlab.fast import cpu, layers, team
@@ -108,17 +108,6 @@ def test_what_does_more_than_add_a_token_goes_layer_by_layer(model, spec, went):
     assert len(went) == 4 and not any(went)
 
 
-def test_rows_with_padding_and_rows_that_end_go_layer_by_layer(model, went):
-    fast = model()
-    ids, mask = left_padded([prompt(9), prompt(5)])
-    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
-    stepper.feed(ids, mask, last=True)
-    stepper.feed(prompt(1, 2), last=True)
-    stepper.feed(prompt(1, 2), torch.tensor([[1], [0]]), last=True)
-    stepper.feed(prompt(1, 2), last=True)
-    assert not any(went)
-
-
 def test_who_looks_at_a_layer_is_called(model, went):
     fast, seen = model(), []
     stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
@@ -186,39 +175,6 @@ def test_threads_share_out_every_layer_and_change_no_bit(model, went, monkeypatc
         assert (shares[:, team.DONE] == shares[:, team.DUE]).all()
         assert (shares[:, team.DUE] >= [4, 8, 8, 8, 5]).all(), "every product and attention, then the logits"
         assert (shares[:-1, team.PRODUCTS + layers.SPLITS] > 0).all(), "attention is shared out, too"
-
-
-@pytest.mark.parametrize("late", ["never", "after"])
-def test_a_thread_that_comes_late_changes_nothing(model, went, monkeypatch, late):
-    fast = model()
-    monkeypatch.setattr(team, "ALONE", -1)
-    kept = []
-
-    class Late:
-        def put(self, call):
-            kept.append(call)
-
-    def stepped(run, threads):
-        torch.set_num_threads(1)
-        stepper, found = kvlab.Stepper(fast, kvlab.make_cache(fast, "int8")), []
-        stepper.feed(prompt(9), last=True)
-        torch.set_num_threads(threads)
-        for _ in range(4):
-            found.append(stepper.feed(prompt(1), last=True).clone())
-            while run and kept:
-                _, function, *given = kept.pop(0)
-                function(*given)
-        return found
-
-    expected = stepped(False, 1)
-    monkeypatch.setattr(team, "helpers", Late)
-    found = stepped(late == "after", 2)
-    assert all(went[-3:]) and all(map(torch.equal, found, expected))
-    if late == "never":  # and one that comes when its cache holds more, or is no more, finds nothing to do
-        for _, function, *given in kept:
-            before = given[-2].copy()
-            function(*given)
-            assert (given[-2][team.DONE :: team.COUNTERS] == before[team.DONE :: team.COUNTERS]).all()
 
 
 def test_it_keeps_no_buffer_alive(model, went):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from kvlab.gating.keeps import beats_guessing, difference
 from kvlab.gating.keys import keys_of, noise
 from kvlab.gating.reading import Reading
 from kvlab.gating.rules import BREAKS, POINTS, SAFE, by_answers, verdict_of
-from kvlab.gating.texts import KINDS, Document, document, rows
+from kvlab.gating.texts import KINDS, document, rows
 
 
 @pytest.fixture(scope="module")
@@ -106,24 +105,6 @@ def test_rules():
     assert difference(wrong, right) == pytest.approx([-x for x in difference(right, wrong)[::-1]])
     assert by_answers(*difference(right[:6], right[:6])) == "undecided", "six answers say little"
     assert beats_guessing([True] * 12 + [False] * 12) and not beats_guessing([True] * 3 + [False] * 9)
-
-
-def test_a_document_beyond_the_context_costs_no_other_verdict(workshop, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules["kvlab.gating.keeps"], "document", lambda *_: Document("word " * 3000, [])
-    )
-    found = gate(*workshop, ["int8", "sinks:budget=0.5"])
-    assert [line.verdict for line in found.lines] == ["safe", "no verdict"]
-    assert "are more than the model's context of 2048" in found["sinks:budget=0.5"].why and str(found)
-
-
-def test_what_was_done_stays_where_somebody_stops_it(workshop):
-    def stop(line):
-        if line.startswith("int4"):
-            raise KeyboardInterrupt
-
-    found = gate(*workshop, ["int8", "int4"], say=stop)
-    assert [line.method for line in found.lines] == ["int8"] and "interrupted" in str(found)
 
 
 def test_what_a_method_or_a_model_refuses_is_a_line(workshop):

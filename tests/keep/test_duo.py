@@ -9,7 +9,6 @@ from families.profiles import RECENT, SINKS, write
 from keep.fed import fed
 from reference.definitions import keep
 from reference.driven import Driven, check
-from safetensors.torch import save_file
 from tiny import prompt, tiny
 
 import kvlab
@@ -72,48 +71,3 @@ def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
     profile.write(file, "duo", model, {"gates": torch.ones(2, 3)}, **about)
     with pytest.raises(ValueError, match=r"^profile=.*: gates has shape \(2, 3\), expected \(1, 3\)$"):
         kvlab.KVCache(model, keep=Duo(file))
-
-
-def test_bad_input(made, tmp_path):
-    model, other = tiny("llama"), tiny("qwen2")
-    file = made(model)
-    with pytest.raises(ValueError, match=r"heads=1.5: expected a share between 0 and 1"):
-        Duo(file, 1.5)
-    with pytest.raises(
-        ValueError, match=r"profile=None: expected the file of a profile; python -m course.recipes.duo"
-    ):
-        Duo(None)
-    with pytest.raises(ValueError, match="was made for a model"):
-        kvlab.KVCache(other, keep=Duo(file))
-    with pytest.raises(ValueError, match=r"profile=.*nowhere"):
-        Duo(str(tmp_path / "nowhere"))
-    (tmp_path / "text").write_text("no profile")
-    with pytest.raises(ValueError, match=r"profile=.*text"):
-        Duo(str(tmp_path / "text"))
-    profile.write(tmp_path / "else", "surrogate", model, {"gates": torch.zeros(1)})
-    with pytest.raises(ValueError, match="expected a profile of kind 'duo'"):
-        Duo(str(tmp_path / "else"))
-    gates, about = torch.ones(4, 2), {"sinks": SINKS, "recent": RECENT}
-    for tensors, numbers, said in (
-        ({"weight": gates}, about, "expected gates, finite float32 of 2 dimensions"),
-        ({"gates": gates[0]}, about, "expected gates, finite float32 of 2 dimensions"),
-        ({"gates": gates / 0}, about, "expected gates, finite float32 of 2 dimensions"),
-        ({"gates": gates}, {"sinks": SINKS}, "recent=None: expected a whole number of at least 1 tokens"),
-        ({"gates": gates}, about | {"sinks": -1}, "sinks=-1: expected a whole number of at least 0 tokens"),
-        ({"gates": gates.T}, about, r"gates has shape \(2, 4\), expected \(4, 2\)"),
-    ):
-        profile.write(tmp_path / "wrong", "duo", model, tensors, **numbers)
-        with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: {said}$"):
-            kvlab.KVCache(model, keep=Duo(str(tmp_path / "wrong")))
-    save_file({"gates": gates}, tmp_path / "wrong", {"format": profile.FORMAT, "kind": "duo"})
-    with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: it does not say which model"):
-        Duo(str(tmp_path / "wrong"))
-    with pytest.raises(ValueError, match=r"^latents are cached: all heads share them"):
-        latent = kvlab.prepare(copy.deepcopy(family("DeepSeek-V3")))
-        kvlab.KVCache(latent, keep=Duo(made(latent)))
-    for wrong in (
-        {"keep": Duo(file), "place": kvlab.place.Host()},
-        {"keep": Duo(file), "store": kvlab.store.Static()},
-    ):
-        with pytest.raises(ValueError):
-            kvlab.KVCache(model, **wrong)

@@ -1,7 +1,5 @@
 """Timelines of decode steps: what is asked for when, and that every moment belongs to something."""
 
-from itertools import pairwise
-
 import pytest
 from tiny import linked, prompt, tiny
 
@@ -65,15 +63,3 @@ def test_top_k_must_choose_before_it_can_fetch():
             ]
             (wait,) = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
             assert chosen.end <= transfer.submitted <= wait.start and transfer.end <= wait.end
-
-
-def test_compute_spans_follow_each_other_without_gap_or_overlap():
-    for spec in ("offload", "topk", "infinigen"):
-        timeline = steps_of(spec)
-        for step in range(3):
-            spans = [s for s in timeline.compute if s.step == step]
-            assert all(a.end == b.start for a, b in pairwise(spans))
-            assert {s.layer for s in spans} == {0, 1, 2, 3}
-        part = timeline.steps(1)
-        assert part.seconds == pytest.approx(sum(s.seconds for s in timeline.compute if s.step == 1))
-        assert min(s.start for s in part.compute) == 0

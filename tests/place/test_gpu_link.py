@@ -93,24 +93,6 @@ def test_a_whole_layer_crosses_in_one_copy_of_each_part(link, method):
     assert store.copies <= 2 * parts[0].shape[2], "a prompt's buffer has room: it is not copied at once"
 
 
-def test_the_next_layer_is_asked_for_before_this_one_attends(link, monkeypatch):
-    model, order = tiny("llama"), []
-    _, cache = decoded(model, "offload", link, steps=3)
-    ask, receive = type(cache.attending[0].place)._ask, type(cache.attending[0].place).receive
-    kind = type(cache.attending[0].place)
-    monkeypatch.setattr(
-        kind, "_ask", lambda s, layer, *a: order.append(("ask", layer.order)) or ask(s, layer, *a)
-    )
-    monkeypatch.setattr(
-        kind, "receive", lambda s, layer, *a: order.append(("wait", layer.order)) or receive(s, layer, *a)
-    )
-    model(prompt(1, rows=2), past_key_values=cache)
-    layers = len(cache.attending)
-    assert order == [
-        (what, (at + (what == "ask")) % layers) for at in range(layers) for what in ("ask", "wait")
-    ]
-
-
 @pytest.mark.parametrize(
     "method",
     [

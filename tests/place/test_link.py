@@ -9,7 +9,6 @@ import torch
 from tiny import linked, prompt, tiny
 
 import kvlab
-from kvlab.link.staging import Staging
 from kvlab.measure.machines import like, link_named
 from kvlab.place import Host, Link, ModelledLink, TopK, Whole
 from kvlab.store import Growing
@@ -52,26 +51,6 @@ def test_records_add_up_to_the_bytes_moved(spec):
     assert sum(r.bytes for r in (*written, *fetched)) == sum(trace.moved_bytes)
     assert [r.layer for r in written] == list(range(4)) * 4  # the prompt and three steps
     assert {r.toward for r in written} == {"host"} and {r.toward for r in fetched} == {"device"}
-
-
-def test_staging_is_used_again_and_never_twice_at_once():
-    staging = Staging()
-    first = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
-    second = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
-    assert first[0].shape == (2, 3) and first[1].dtype == torch.uint8
-    assert first[0].data_ptr() != second[0].data_ptr() and len(staging.buffers) == 2
-    first[0].fill_(1.0)
-    second[0].fill_(2.0), second[1].fill_(7)
-    assert (first[0] == 1).all()
-    where = first[0].data_ptr()
-    staging.give_back(first)
-    again = staging.take([(2, 3)], [torch.float32])
-    assert again[0].data_ptr() == where and len(staging.buffers) == 2
-    staging.give_back(again)
-    staging.take([(100, 100)], [torch.float64])
-    assert len(staging.buffers) == 2  # the small free one made place
-    staging.clear()
-    assert staging.buffers == ()
 
 
 def test_unified_memory_faults_for_what_does_not_fit():

@@ -41,27 +41,6 @@ def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
     assert skew(model, prompt(40).tolist()) is not first
 
 
-def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
-    monkeypatch.setattr("kvlab.calibrate.skew.SMALL", 0)
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
-    make = lambda: kvlab.prepare(copy.deepcopy(tiny("llama", num_hidden_layers=2)))
-    first = skew(make())
-    (file,) = (tmp_path / "skew").iterdir()
-    with monkeypatch.context() as patch:
-        patch.setattr("kvlab.calibrate.skew._calibrate", lambda *_: pytest.fail("calibrated again"))
-        again = skew(make())  # another object with the same weights
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    other = make()
-    with torch.no_grad():
-        other.model.layers[0].self_attn.q_proj.weight[0] += 1
-    skew(other)
-    skew(make(), prompt(40).tolist())
-    assert len(list((tmp_path / "skew").iterdir())) == 3  # other weights, another text
-    file.write_bytes(b"damaged")
-    assert torch.equal(skew(make())[0], first[0])
-    assert file.stat().st_size > 100  # mended
-
-
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_folding_changes_no_logit_and_saves_the_rotation(family, tmp_path):
     unfolded = tiny(family, num_hidden_layers=3, initializer_range=0.3)

@@ -1,7 +1,5 @@
 """The engine against transformers: tokens, log-probabilities, sliding past S, int8, addresses, forks."""
 
-import copy
-import pickle
 import shutil
 
 import numpy as np
@@ -173,24 +171,6 @@ def test_forks_crops_and_bytes(options):
     assert cache.stats().device_bytes == 0 and cache.get_seq_length() == 0
 
 
-def test_a_deep_copy_goes_on_by_itself_and_pickling_is_refused():
-    made = engine()
-    cache = PaddedCache(made)
-    stepper = kvlab.Stepper(made.model, cache)
-    with cache.prefill():  # nothing is held back
-        stepper.feed(prompt(8, rows=2))
-    twin = copy.deepcopy(cache)
-    other = kvlab.Stepper(made.model, twin)
-    other.ids, other.mask = stepper.ids, stepper.mask
-    theirs = [other.feed(prompt(1, rows=2, seed=seed)) for seed in (1, 2)]
-    ours = [stepper.feed(prompt(1, rows=2, seed=seed)) for seed in (1, 2)]
-    assert all(torch.equal(one, two) for one, two in zip(theirs, ours, strict=True))
-    with pytest.raises(TypeError, match="a PaddedCache belongs to a model in this process and cannot be"):
-        pickle.dumps(cache)
-    with pytest.raises(ValueError, match="made for another model"):
-        kvlab.Stepper(copy.deepcopy(made.model), cache)
-
-
 def test_as_a_method():
     model, ids = tiny("llama", **SMALL), prompt(15)
     cache = kvlab.make_cache(model, f"padded:length={S},policy=compromise,extra=0.25,chunk=1")
@@ -199,17 +179,6 @@ def test_as_a_method():
     assert cache.managers[0].spare == 5 and trace.tokens_held[-1] == 15 + STEPS - 1
     with pytest.raises(ValueError, match=r"use kvlab\.decode"):
         model.generate(ids, past_key_values=cache, max_new_tokens=2)
-
-
-def test_bad_models_and_prompts():
-    with pytest.raises(ValueError, match="runs float32 models on the CPU; this one is torch"):
-        StaticGraphEngine(tiny("llama", dtype=torch.bfloat16), S)
-    with pytest.raises(ValueError, match="a prompt of 25 tokens is longer than max_length=24"):
-        engine().generate(prompt(25), 1)
-    with pytest.raises(ValueError, match="batch of 3 rows, but the cache holds 2"):
-        cache = PaddedCache(engine())
-        cache.forward(prompt(2, rows=2))
-        cache.forward(prompt(1, rows=3))
 
 
 def test_a_damaged_graph_is_refused(graphs, tmp_path):

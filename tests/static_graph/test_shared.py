@@ -86,19 +86,6 @@ def test_weights_that_went_elsewhere_are_read_there(change):
     assert np.allclose(made.feed(made.manager(), [3]), expected, atol=1e-4) and kept
 
 
-def test_two_models_of_one_shape_have_graphs_of_their_own(tmp_path):
-    one, other = tiny("llama", **SMALL), copy.deepcopy(tiny("llama", **SMALL))
-    with torch.no_grad():
-        other.get_output_embeddings().weight.mul_(3)
-    engines = [StaticGraphEngine(model, S, cache=tmp_path) for model in (one, other)]
-    assert len(list(tmp_path.iterdir())) == 2
-    places = [set(engine.graph.found) for engine in engines]
-    assert places[0].isdisjoint(places[1])
-    for engine in engines:
-        expected = engine.model(torch.tensor([[3]]), use_cache=False).logits[0].detach().numpy()
-        assert np.allclose(engine.feed(engine.manager(), [3]), expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("numbers", ["fp16", "int8", "integers"])
 def test_a_prompt_and_a_step_round_alike(numbers):
     """Each has a graph; what they hold is the same but for a last digit, and errs as far from float32."""

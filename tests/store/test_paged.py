@@ -10,7 +10,6 @@ from tiny import prompt, started, tiny
 
 import kvlab
 from kvlab.gather import gather_slots
-from kvlab.keep import H2O, PyramidKV, Sinks, SnapKV
 from kvlab.store import BlockPool, Growing, Int, Paged
 
 CPU = torch.device("cpu")
@@ -122,18 +121,3 @@ def test_a_prompt_is_refused_before_any_layer_writes():
     kvlab.decode(model, prompt(16), cache, 1)
     cache.reset()
     assert cache.layers[0].store.pool.used == 0
-
-
-@pytest.mark.parametrize("keep", [H2O(8), SnapKV(8, window=4), PyramidKV(8, window=4), Sinks(8)])
-def test_what_is_evicted_comes_back_before_more_is_asked_for(keep):
-    """A pool that holds one layer's prompt and what the others keep is enough, also at every step."""
-    model, ids = tiny("llama"), prompt(24, rows=2)  # 4 layers; 6 blocks of 4 a row and layer, 2 of them kept
-    whole = kvlab.decode(model, ids, kvlab.KVCache(model, keep=keep), 8)
-    cache = kvlab.KVCache(model, keep=keep, store=Paged(blocks=2 * (6 + 3 * 3 + 2), block=4))
-    tight = kvlab.decode(model, ids, cache, 8)
-    assert torch.equal(tight.logprobs, whole.logprobs)
-    cache.reset()
-    assert cache.layers[0].store.pool.used == 0
-    small = kvlab.KVCache(model, keep=keep, store=Paged(blocks=11, block=4))
-    with pytest.raises(ValueError, match="layer 0: paged: 12 blocks of 4 tokens are needed and 11 of 11"):
-        kvlab.decode(model, ids, small, 2)

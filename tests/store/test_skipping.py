@@ -4,8 +4,6 @@ import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.bill import account
-from kvlab.spec import parse
 from kvlab.store import Exact
 
 
@@ -24,16 +22,3 @@ def test_the_named_layers_hold_what_the_full_cache_holds():
         )
         exact.append(same and type(ours.store.format) is Exact)
     assert exact == [True, False, False, True]
-
-
-def test_the_bill_counts_exact_layers_in_16_bits():
-    kind = {
-        "heads": 2, "key": 64, "value": 64, "scores": 1, "window": None, "reads": None, "latent": False,
-        "index": 0, "index_scores": 0, "state": 0, "shares": None,
-    }  # fmt: skip
-    model = {"kinds": {"a": kind}, "layers": "aaaa", "context": 4096}
-    sizes = {}
-    for text in ("full", "int4", "int4:skip_layers=0+-1"):
-        spec = parse(text)
-        sizes[text] = account.account(spec, account.policies(spec), model, 1000).device
-    assert sizes["int4:skip_layers=0+-1"] == (sizes["full"] + sizes["int4"]) / 2

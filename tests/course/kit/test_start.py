@@ -79,36 +79,6 @@ def test_no_python_at_all_gets_one_line(folder, tmp_path):
     assert "needs Python 3.11 or 3.12; found: none. Install" in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "said, told",
-    [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "full"),
-        ("WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<...>: Failed to"
-         " establish a new connection: [Errno -3] Temporary failure in name resolution')'\n"
-         "ERROR: No matching distribution found for transformers==5.23.0", "No network"),
-        ("connection broken by 'ProxyError('Cannot connect to proxy.')'", "a proxy in between: connect"),
-        ("Looking in indexes: https://pypi.org/simple\nWARNING: Retrying after connection broken by "
-         "'NewConnectionError(\"HTTPSConnection(host='download.pytorch.org', port=443): Failed\")'",
-         "(download.pytorch.org does not answer)"),
-        ("Looking in indexes: https://pypi.org/simple, https://download.pytorch.org/whl/cpu\n"
-         "WARNING: Retrying after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection."
-         "HTTPSConnection object at 0x7f>: Failed')': /whl/cpu/torch/\nLooking at https://pypi.org/simple/torch",
-         "(download.pytorch.org does not answer)"),
-        ("ERROR: Connection to pypi.org timed out.", "(pypi.org does not answer)"),
-        ("python -m pip install --no-index --find-links setup/wheels\n"
-         "ERROR: No matching distribution found for numpy==2.4.6", "setup/wheels has no numpy==2.4.6"),
-        ("python -m pip install --no-index --find-links setup/wheels\nERROR: ResolutionImpossible: see",
-         "filled for another kit"),
-        ("ERROR: No matching distribution found for torch==2.13.0", "is no torch==2.13.0 for Python 3."),
-        ("ERROR: something else entirely", "ERROR: something else entirely (all that was said: start.log)"),
-        ("", "pip failed (all that was said: start.log)"),
-    ],
-)  # fmt: skip
-def test_what_pip_says_becomes_one_line(start, said, told):
-    line = start.explain(said)
-    assert told in line and "\n" not in line
-
-
 @pytest.fixture
 def setup(start, tmp_path, monkeypatch):
     """The folder setup of a kit, whole, and start.py beside it."""

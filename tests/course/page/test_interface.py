@@ -66,20 +66,6 @@ def test_the_tour_is_true_of_every_document(looked_at, rounded, form):
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("facts", ["Hello world. " * 9, "", "barn " * 1100])
-def test_a_text_without_an_answer_is_replaced_for_the_tour(looked_at, facts):
-    browser = looked_at()
-    browser.run(f"change({json.dumps({'facts': facts, 'question': 'what'})})")
-    for step in range(6):
-        until(browser, "!busy && !tour.moving")
-        browser.run("$('tour-next').click()")
-        until(browser, f"!busy && !tour.moving && tour.at === {step}")
-        assert browser.run("$('tour-title').textContent").startswith(f"{step + 1} of 6")
-        assert ("Your text leaves nothing" in browser.run("$('tour-text').textContent")) == (step == 0)
-        assert browser.run("state.evicted.every((at) => at >= 0 && at < shown.run.context)")
-    assert browser.run("state.facts === START.facts") and browser.errors == []
-
-
 def test_the_keyboard_alone_is_enough(looked_at):
     document = told_of(random.Random(SEED), FORMS[-1])  # "is called"
     question = document.questions[-1][0].removeprefix("\nQuestion: ")

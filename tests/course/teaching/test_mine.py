@@ -54,14 +54,6 @@ def test_everything_kept_is_the_full_cache(model, tokenizer):
         assert (held.tokens_held, held.tokens_seen) == (ids.shape[1], ids.shape[1])
 
 
-def test_grouped_heads_take_the_keys_of_their_group():
-    q, K = (
-        torch.ones(4, 1, 2),
-        torch.tensor([[[9.0, 9], [0, 0]], [[0, 0], [9, 9]]]),
-    )  # four heads, two of keys
-    assert mine.weights(q, K)[:, 0].argmax(-1).tolist() == [0, 0, 1, 1]
-
-
 def test_a_guess_comes_one_layer_early_and_is_near_the_query(model, tokenizer):
     class Guessing(mine.Cache):
         guesses = {}
@@ -80,19 +72,6 @@ def test_a_guess_comes_one_layer_early_and_is_near_the_query(model, tokenizer):
     assert not alike  # a prompt is not guessed for
     reader.feed(ids[:, -1:])
     assert list(alike) == list(range(1, 8)) and all(alike[layer] > 0.8 for layer in range(2, 8))
-
-
-@pytest.mark.parametrize("given", [None, torch.zeros(1, 2), ...])
-def test_a_cache_that_is_not_finished_gets_one_line(model, tokenizer, capsys, given):
-    class Unfinished(mine.Cache):
-        def attend(self, layer, q, k, v):
-            return given
-
-    mine.clause17(model, tokenizer, Unfinished)
-    said = capsys.readouterr().out
-    assert (
-        said.startswith("not yet: Unfinished stopped with ValueError: attend gave ") and said.count("\n") == 1
-    )
 
 
 RIGHT = """

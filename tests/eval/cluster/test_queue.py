@@ -141,11 +141,6 @@ def test_an_actor_without_room_on_its_disk_is_not_asked_again():
     assert str(one.found) == f"{full[1][0]}, 3 times, so it is not tried again"
 
 
-def test_an_error_of_the_job_itself_is_not_tried_again():
-    (one,) = driven(Ray([{"CPU": 1}], answer=lambda *_: ("failed", ("no such thing", "trace"))), [5]).values()
-    assert (str(one.found), one.found.details, one.about) == ("no such thing", "trace", {"tries": 1})
-
-
 def test_a_head_is_gone_when_it_misses_three_looks(head):
     head[:] = [True, False, False, True]
     assert len(driven(Ray([{"CPU": 1}]), range(9))) == 9
@@ -177,17 +172,6 @@ def test_a_cluster_that_has_lost_its_nodes_is_refused():
 
     with pytest.raises(Failed, match="no living node has what an actor takes"):
         driven(Ray(nodes, die), range(3), gpus=1)
-
-
-def test_half_of_a_gpu_whole_nodes_and_nodes_that_do_no_work():
-    def room(nodes, **how):
-        return Queue(Ray(nodes), OnRay(None, **how), "m", OPTIONS).room()
-
-    assert room([{"CPU": 4, "GPU": 2}], cpus=1, gpus=0.5) == ({"CPU": 1, "GPU": 0.5}, 4)
-    assert room([{"CPU": 4}, {"CPU": 8}, {"CPU": 0}, {}]) == ({"CPU": 4, "GPU": 0}, 3)
-    assert room([{"CPU": 4}, {"CPU": 8}], alone=True) == ({"CPU": 8, "GPU": 0}, 1)
-    assert room([{"CPU": 4, "GPU": 1}, {"CPU": 8}], alone=True, gpus=1) == ({"CPU": 4, "GPU": 1}, 1)
-    assert len(driven(Ray([{"CPU": 4}]), range(3), alone=True, actors=2)) == 3
 
 
 def test_a_node_with_another_kvlab_is_refused_in_one_line(monkeypatch):

@@ -167,16 +167,6 @@ def test_a_capture_that_fails_ends_the_process_after_its_unit(bench):
     assert kind == "done" and spoiled
 
 
-def test_a_spoiled_device_fails_the_unit_and_ends_the_process(bench, monkeypatch):
-    def sync(*given):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    unit = Unit("link", "copies", FIRST, 1, {"sizes": [4096]})
-    monkeypatch.setattr(Bench, "sync", sync)
-    kind, (line, _), spoiled = measured(bench, unit)
-    assert kind == "failed" and "illegal memory access" in line and spoiled
-
-
 @pytest.mark.parametrize("way", step.WAYS)
 def test_a_step(bench, way, monkeypatch):
     monkeypatch.setattr(graph, "captured", replayed.captured)
@@ -188,11 +178,6 @@ def test_a_step(bench, way, monkeypatch):
     rows = step.measure(bench, "small-llama", 40, 2, methods, way)["rows"]
     assert [row["method"] for row in rows if row["ms"] >= 0 and row["bytes"] > 0] == methods
     assert bench.state.graphs == (2 if way == "graph" else 0)  # transformers' caches; ours have an engine
-
-
-def test_the_link(bench):
-    for given in ({"sizes": [4096, 8192]}, {"megabytes": 1}):
-        assert link.measure(bench, **given)["rows"]
 
 
 def test_the_headline(bench, monkeypatch):

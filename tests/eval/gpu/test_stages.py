@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import kvlab
-from eval.gpu import headline, models, right
+from eval.gpu import headline, right
 from eval.gpu.plan import Gpu
 from eval.gpu.worker import measured
-from kvlab.models import blocks_of
 
 ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(
@@ -51,15 +49,6 @@ def test_the_headline_sets_every_system_beside_flexgen_the_ideal_and_the_simulat
     assert by["offload", "real"]["faster"] == by["full", "real"]["of_ideal"] == 1
     assert by["infinigen", "real"]["moved_bytes"] < by["offload", "real"]["moved_bytes"]
     assert by["full", "real"]["moved_bytes"] == 0
-
-
-def test_a_throttled_link_is_as_slow_as_it_says(bench):
-    link = headline.throttled(bench)
-    assert link.seconds(10**9) == 0
-    link.bandwidth = 1e9
-    assert link.seconds(10**9) == pytest.approx(1, rel=1e-3)
-    assert link.paged(65536, 2e-6) is link
-    assert link.seconds(65536 * 10 + 1) == pytest.approx(11 * (2e-6 + 65536e-9))
 
 
 @needs_triton
@@ -124,22 +113,6 @@ def test_links_say_what_no_link_says(bench):
 
 
 # Models and caches.
-
-
-def test_models_for_methods_share_the_weights_and_no_hooks(bench):
-    plain, theirs, hooked = (
-        models.for_method(bench, "small-llama", method)
-        for method in ("full", "hf-static", "infinigen:budget=0.1")
-    )
-    assert hooked is models.for_method(bench, "small-llama", "infinigen") is not plain
-    weights = [{p.data_ptr() for p in model.parameters()} for model in (plain, theirs, hooked)]
-    assert weights[0] == weights[1] == weights[2]
-    assert theirs is not plain
-    kvlab.make_cache(hooked, "infinigen")
-    hooks = [
-        sum(len(block._forward_pre_hooks) for block in blocks_of(model)) for model in (plain, theirs, hooked)
-    ]
-    assert hooks[0] == hooks[1] == 0 < hooks[2]
 
 
 # Too little memory.
