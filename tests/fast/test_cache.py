@@ -1,7 +1,6 @@
 """A cache decodes through the kernels where they fit, and says the same as without them."""
 
 import importlib
-import importlib.util
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from drawn import FORMS
 from tiny import left_padded, prompt, tiny
+from triton_here import needs_triton
 
 import kvlab
 import kvlab.fast
@@ -141,7 +141,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Fused, "of", lambda *_: None)  # a step in one call is the CPU's
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)")
+@needs_triton
 @pytest.mark.parametrize("name", ["int8", "int4", "rotated", "rotated keys", "static", "offload"])
 def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monkeypatch):
     model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
@@ -152,7 +152,7 @@ def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monke
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)")
+@needs_triton
 def test_kivi_on_a_gpu_decodes_through_triton_once_something_is_written(as_on_a_gpu, calls, monkeypatch):
     """Prompts of 23 and 14 tokens fit into a window of 24: the second of five steps writes a block."""
     model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]

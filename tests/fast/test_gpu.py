@@ -1,23 +1,17 @@
 """The Triton kernel against decode-then-attend; interpreted on the CPU where there is no GPU."""
 
-import importlib.util
-
 import pytest
 import torch
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip(
-        "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True
-    )
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from with_triton import MARK
 
 from kvlab.attention import attend as reference
 from kvlab.fast import gpu
 from kvlab.store import Exact, Float8, Int, Static
 from kvlab.store.static import StaticState
 
+pytestmark = MARK
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = [
     Exact(), Int(8, 32), Int(8, 8), Int(8, scale="fp32"), Int(4, 16), Int(4, axis="token"), Int(2, 16),

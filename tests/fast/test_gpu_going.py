@@ -1,16 +1,11 @@
 """Kernels of a step after which one token goes, against what `Replaces` does in torch; interpreted here."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import tiny
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip(
-        "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True
-    )
+from with_triton import MARK
 
 import kvlab
 from kvlab.fast import gpu_going
@@ -20,6 +15,7 @@ from kvlab.fast.moves import Replaces
 from kvlab.store import Exact
 from kvlab.store.growing import Packed
 
+pytestmark = MARK
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

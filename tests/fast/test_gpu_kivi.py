@@ -1,22 +1,18 @@
 """KIVI's Triton kernels against decode-then-attend; interpreted on the CPU where there is no GPU."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import started
 from torch.nn.functional import pad
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip(
-        "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True
-    )
+from with_triton import MARK
 
 from kvlab.attention import attend as reference
 from kvlab.fast import gpu_kivi
 from kvlab.store import Kivi
 
+pytestmark = MARK
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -1,19 +1,14 @@
 """Codes become numbers: the PTX for bf16, run here by a few lines that know its six instructions."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip(
-        "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True
-    )
+from with_triton import MARK
 
 from kvlab.fast.gpu_numbers import PTX, WORDS
 from kvlab.store import Float8, Int
 
+pytestmark = MARK
 FORMS = {"int8": Int(8), "int4": Int(4), "int2": Int(2), "e4m3": Float8(), "e5m2": Float8("e5m2")}
 
 

@@ -4,14 +4,17 @@ Errata: the text's int8 kernel clips an undefined `x` and not what it rounded; `
 of today's Triton; a group of zeros is divided by a scale of 0.
 """
 
+import importlib
+
 import pytest
 import torch
 from reference.definitions import store as reference
+from with_triton import MARK
 
 from kvlab.store import Float8, Int
 
-triton = pytest.importorskip("triton", reason="needs triton, which torch's CUDA builds bring")
-tl = pytest.importorskip("triton.language")
+triton, tl = (importlib.import_module(name) for name in ("triton", "triton.language"))
+pytestmark = MARK
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -1,21 +1,16 @@
 """What of a CUDA link can be tried without a GPU: the choice between its ways, and the kernel of one."""
 
-import importlib.util
 from concurrent.futures import Future
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton_here import needs_triton
 
 from kvlab.link.cuda import TRIES, Trial
 from kvlab.place import Transfer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton (pip install triton), which torch's CPU build leaves out",
-)
 
 
 def carried(size: int, seconds: float, error=None) -> Transfer:

@@ -7,13 +7,13 @@ order of calls are tried, and what a failure does, but no number.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fast import replayed
+from triton_here import needs_triton
 
 from eval.gpu import bench as clock
 from eval.gpu import headline, launches, link, models, predict, right, step
@@ -22,12 +22,6 @@ from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
 from kvlab import late
 from kvlab.fast import graph
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton (pip install triton), which torch's CPU build leaves out",
-)
-
 
 LAUNCHES = launches.Launches(1e-5, dict.fromkeys(predict.SYSTEMS, 30.0))  # counted in test_launches.py
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from triton_here import needs_triton
 
 from eval.gpu import headline, right
 from eval.gpu.plan import Gpu
 from eval.gpu.worker import measured
 
 ROOT = Path(__file__).parents[3]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton (pip install triton), which torch's CPU build leaves out",
-)
 
 
 @pytest.mark.parametrize("unit", Gpu(dry=True, stages=("link", "step")).units(), ids=lambda u: u.task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -23,10 +22,6 @@ from eval.gpu.unit import FIRST, LAST, NEXT, Unit
 from eval.gpu.worker import Worker
 
 ROOT = Path(__file__).parents[3]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton (pip install triton), which torch's CPU build leaves out",
-)
 
 
 def unit_of(name: str, **given) -> Unit:
