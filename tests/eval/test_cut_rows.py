@@ -11,11 +11,10 @@ import pytest
 from cut_examples import EXAMPLES, OTHERS, WRITTEN
 from lm_eval.api.instance import Instance
 
-import kvlab
 from eval.accuracy import KVLabLM
 from eval.accuracy.batching import TAIL
 from eval.accuracy.boundaries import character, rule_of
-from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS, REUSE
+from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS
 
 CHOICES = (" Ada", " in the old shed", " in the boat")
 GREEDY = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
@@ -94,12 +93,3 @@ def test_what_gives_something_up_is_seen(precise, task):
     """The comparison above can fail: what drops tokens answers otherwise where the question is inside."""
     inside, first = (asked(precise, [task], protocol, "sinks:budget=4")[0] for protocol in (INSIDE, FIRST))
     assert max(abs(a - b) for a, b in zip(inside, first, strict=True)) > 1e-2
-
-
-def test_all_rows_in_one_batch_on_the_trained_model():
-    """In fp32, prompts of all tasks padded beside each other."""
-    workshop = kvlab.load()
-    expected, _ = asked(workshop, EXAMPLES, INSIDE, batch_size=1)
-    for protocol in (FIRST, MANY, REUSE):
-        found, _ = asked(workshop, EXAMPLES, protocol)
-        assert found == pytest.approx(expected, abs=1e-4), protocol

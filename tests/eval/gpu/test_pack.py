@@ -47,24 +47,8 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     assert found["machine"]["commit"] == (folder / "commit.txt").read_text().strip()
     (scratch,) = (tmp_path / "tmp").glob("kvlab-pack-*")
     assert (scratch / "kvlab" / "eval").is_dir()
-    (scratch / "triton").mkdir(exist_ok=True)
-    (scratch / "triton" / "kept").write_text("compiled")
-    (scratch / "kvlab" / "gone").write_text("of an older pack")
-    assert subprocess.run(words, cwd=away, env=plain, capture_output=True, timeout=600).returncode == 0
-    assert (scratch / "triton" / "kept").is_file() and not (scratch / "kvlab" / "gone").exists()
     without = plain | {"PYTHON": "/usr/bin/env python-that-is-not-there"}
     assert subprocess.run(words, cwd=away, env=without, capture_output=True).returncode == 2
-
-
-def test_a_pack_overwrites_nothing_but_a_pack(tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "fetched", lambda *given: None)
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(Problem, match="is not empty and no pack"):
-        pack.pack(tmp_path, kernels=False)
-    assert (tmp_path / "mine.txt").is_file()
-    made = tmp_path / "pack"
-    pack.pack(made, kernels=False)
-    pack.pack(made, kernels=False)
 
 
 def test_packed_kernels_are_found_where_they_are_unpacked(tmp_path):
