@@ -92,24 +92,6 @@ def test_evicted_tokens_leave_memory():
         assert cache.get_seq_length() == 79
 
 
-def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):
-    """H2O's statistics come from blocks of queries: no product of scores is larger than a block."""
-    from kvlab import attention
-
-    monkeypatch.setattr(attention, "QUERY_BLOCK", 16)
-    sizes = []
-    original = torch.Tensor.softmax
-
-    def softmax(self, *args, **kwargs):
-        sizes.append(self.shape)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "softmax", softmax)
-    model = tiny("llama")
-    kvlab.decode(model, prompt(100), kvlab.make_cache(model, "h2o"), 1)
-    assert sizes and max(shape[-2] for shape in sizes) <= 2 * 16  # group of 2 query heads
-
-
 @pytest.mark.parametrize("threads", [1, 2, 9])
 @pytest.mark.parametrize("last", [None, 1, 13, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])

@@ -1,15 +1,13 @@
 """Policies do not change, and no state holds a tensor that it has not declared."""
 
 import copy
-from collections import deque
-from typing import ClassVar
 
 import pytest
 import torch
 from tiny import prompt, started, tiny
 
 import kvlab
-from kvlab.keep import H2O, TOVA, Keep, Sinks
+from kvlab.keep import H2O, TOVA, Keep
 from kvlab.place import Device, Whole
 from kvlab.store import Exact, Growing, Int, Kivi, Paged, Ragged, Static
 
@@ -71,35 +69,3 @@ def test_a_tensor_that_hides_in_a_list_is_found_when_bytes_are_counted():
     kvlab.Stepper(model, cache).feed(prompt(9))
     with pytest.raises(TypeError, match="the state of Forgetful keeps a tensor in 'box'"):
         cache.stats()
-
-
-class Hoarder(Sinks):
-    """Remembers what it scored, in the policy or in its class."""
-
-    boxes: ClassVar[dict] = {}
-    where = "policy"
-
-    def __init__(self, budget):
-        super().__init__(budget)
-        object.__setattr__(self, "box", [])
-
-    def score(self, layer):
-        found = super().score(layer)
-        if self.where == "policy":
-            self.box.append(found)
-        elif self.where == "class":
-            self.boxes[0] = found
-        else:
-            layer.state.box = deque()
-            layer.state.box.append(found)
-        return found
-
-
-@pytest.mark.parametrize("where", ["policy", "class", "deque"])
-def test_so_is_one_that_hides_in_the_policy_or_in_a_class(where, monkeypatch):
-    monkeypatch.setattr(Hoarder, "where", where)
-    cache = kvlab.KVCache(tiny("llama"), keep=Hoarder(0.5))
-    kvlab.Stepper(tiny("llama"), cache).feed(prompt(9))
-    with pytest.raises(TypeError, match="the state of Hoarder keeps a tensor in 'box"):
-        cache.stats()
-    Hoarder.boxes.clear()

@@ -76,20 +76,6 @@ def test_bad_specs_say_what_is_wrong(spec, says):
         kvlab.make_cache(tiny("llama"), spec)
 
 
-def test_methods_that_a_model_has_nothing_for():
-    for family, changes, spec, says in (
-        ("gpt2", {"hidden_size": 36}, "int8:rotate=true", "rotate: the head dimension 9 is odd"),
-        ("gpt2", {}, "kvquant", "has no rotary embedding (RoPE)"),
-        ("opt", {}, "shadowkv", "has no rotary embedding (RoPE)"),
-        ("opt", {}, "sinks:renumber=true", "has no rotary embedding (RoPE)"),
-    ):
-        with one_line(says):
-            kvlab.make_cache(tiny(family, **changes), spec)
-    with one_line("lag=64: longer than a prompt of 30 tokens"):
-        cache = kvlab.make_cache(tiny("llama"), "lagkv:budget=10,lag=64")
-        kvlab.decode(tiny("llama"), tiny("llama").dummy_inputs["input_ids"][:1, :3].repeat(1, 10), cache, 1)
-
-
 ANEW = "merge rewrites tokens: they must be on the device, unrounded"
 APART = [
     (

@@ -8,21 +8,6 @@ from course import drawings
 from course.teaching import contract, lease, smollm2
 
 
-def test_guesses_are_kept_shown_again_and_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
-    contract.compare("int4")
-    assert capsys.readouterr().out.count("–") == 4
-    contract.guess(memory=..., reading=20, token=2)
-    assert "write a number for memory and money" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="the guesses are called"):
-        contract.guess(memory=20, reading=20, tokens=2)
-    contract.guess(memory=20, reading=60.5, token=2, money=7)
-    capsys.readouterr()
-    contract.compare("int4")
-    told = capsys.readouterr().out
-    assert all(number in told for number in ("60.5", "33.0*", "31.8*", "25.2*", "20.1"))
-
-
 def test_the_last_chapter_compares_with_what_was_decided(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
     assert contract.found("kvzip", 2) == contract.found("kvzip:budget=0.2", 2) != "–"

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from course import drawings, moving
+from course import moving
 from course.teaching import contract, lease
-
-STORY = drawings.FOLDER / "story.svg"
-AT = "Number(document.querySelector('input').value)"
 
 
 def test_its_scenes_say_what_the_bill_and_the_model_say():
@@ -33,26 +28,3 @@ def test_its_still_is_its_last_second():
     assert all(one == sorted(one, key=lambda frame: frame[0]) for one in frames)
     assert all(0 <= frame[0] <= moving.LENGTH for one in frames for frame in one)
     assert drawn.count('opacity="0"') == sum(one[-1][1] == 0 for one in frames) > 90
-
-
-@pytest.fixture
-def shown(browser):
-    """Opens the file, where motion is welcome or is not."""
-
-    def show(calm: bool = False):
-        browser.size(760, 520)
-        browser.open(STORY.as_uri(), ready="document.querySelector('input')", calm=calm)
-        return browser
-
-    yield show
-    browser.size(1280, 900)
-
-
-def test_it_plays_by_itself_and_pauses(shown):
-    browser = shown()
-    browser._wait(lambda: browser.run(f"0.2 < {AT} && {AT} < 60"))
-    assert browser.run("document.querySelector('button').textContent") == "Pause"
-    browser.run("document.querySelector('button').click()")
-    second = browser.run(AT)
-    assert browser.run(f"new Promise(done => setTimeout(() => done({AT}), 300))") == second
-    assert browser.errors == []

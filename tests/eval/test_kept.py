@@ -101,14 +101,3 @@ def test_a_method_that_fails_costs_the_others_nothing(words, tmp_path, monkeypat
     assert len(made) == 4 and not (tmp_path / "partial").exists()
     assert main(words) == 0  # the third time it does not fail
     assert len(cells(tmp_path)) == 6 and made.items() <= cells(tmp_path).items()
-
-
-def test_other_settings_do_not_go_on_from_it(words, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        killed_after(patch, 2)
-        assert main([*words, "recall", "--out", str(tmp_path)]) == 130
-    with monkeypatch.context() as patch:
-        again = killed_after(patch, 1000)
-        assert main([*words, "recall", "--num-fewshot", "1", "--limit", "3", "--out", str(tmp_path)]) == 0
-    assert sum(len(members) - 1 for members in map(list, again)) == 3
-    assert len(list((tmp_path / "partial").glob("*.jsonl"))) == 1

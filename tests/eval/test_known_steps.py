@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy.batching import Meter, steps_at_once, until_rows_end
+from eval.accuracy.batching import Meter, steps_at_once
 from eval.accuracy.continuing import continuations
 from eval.accuracy.scoring import Scorer
 from eval.accuracy.windows import windows
@@ -93,33 +93,6 @@ def test_scores_and_bytes_are_those_of_single_steps(method, kind, monkeypatch):
     for (one, greedy), (other, also) in zip(once, steps, strict=True):
         assert one == pytest.approx(other, abs=1e-4) and greedy == also
     assert bytes_once == pytest.approx(bytes_of_steps, rel=1e-6)
-
-
-def test_answers_of_different_lengths_in_several_passes(monkeypatch):
-    """Few logits at a time, so that the steps come in several passes; answers of 1 to 6 tokens."""
-    model = tiny("llama")
-    prompts = [torch.randint(0, 96, (n,)).tolist() for n in (5, 9)]
-    groups = [(ids, [list(range(n, 2 * n)) for n in (1, 3, 6)]) for ids in prompts]
-    found = []
-    for logits, at_once in ((2**27, True), (96 * 6 * 2, True), (2**27, False)):
-        monkeypatch.setattr("eval.accuracy.scoring.LOGITS", logits)
-        if not at_once:
-            monkeypatch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
-        scorer = Scorer(model, {"int8": kvlab.make_cache(model, "int8")}, 8, 100)
-        found.append([answer for group in continuations(scorer, groups)["int8"] for answer in group])
-    for answers in found[1:]:
-        for one, other in zip(found[0], answers, strict=True):
-            assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
-
-
-def test_rows_that_end_early_leave():
-    """Where half of the rows have ended, if that saves more than a pass costs; else where all have."""
-    ends = until_rows_end
-    steps = torch.tensor([2, 9, 2, 100, 3])
-    assert [ends(steps, 0), ends(steps, 2), ends(steps[steps > 3], 3)] == [3, 3, 9]
-    assert ends(torch.tensor([2, 2, 12]), 0) == 12, "20 numbers of padding, fewer than a pass costs"
-    assert ends(torch.tensor([7] * 9), 0) == 7
-    assert ends(torch.tensor([50]), 10) == 50
 
 
 @pytest.mark.parametrize("kind", ["choices", "windows"])

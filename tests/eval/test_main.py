@@ -134,26 +134,6 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
     assert not asked
 
 
-def test_other_settings_and_damage_make_a_cell_again(base, tmp_path, capsys):
-    base = base[:-1]  # one task
-    assert main(["accuracy", *base]) == 0
-    before = cells(tmp_path)
-    victim = tmp_path / "out" / "cells" / sorted(before)[0]
-    victim.write_text(victim.read_text()[:100])
-    capsys.readouterr()
-    assert main(["accuracy", *base]) == 0
-    printed = capsys.readouterr().err
-    assert "damaged cell" in printed
-    assert victim.name in printed
-    after = cells(tmp_path)
-    assert [name for name in after if after[name] != before[name]] == [victim.name]
-    json.loads(victim.read_text())
-    other = ["3" if word == "2" else word for word in base]
-    assert main(["accuracy", *other]) == 0
-    both = cells(tmp_path)
-    assert len(both) == 2 * len(after) and both | after == both  # beside the others, which stay
-
-
 @pytest.mark.parametrize(
     ("option", "values"),
     [

@@ -9,27 +9,12 @@ import pytest
 import torch
 
 from eval.reproduce import peers
-from eval.reproduce.peers import PAIRS, Peers, compared
+from eval.reproduce.peers import PAIRS, Peers
 from eval.reproduce.sides import Ours, Theirs, answered
 from kvlab.models import source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = {"ids": list(range(3, 43)), "cut": 36, "choices": [[5], [6, 7]], "label": 1, "kept": 12}
-
-
-def test_compared_says_what_differs():
-    """Two heads: one alike, one that holds the newest token (3) instead of another."""
-    told = {"prefill": 1.0, "step": 2.0, "bytes": 8, "peak": None}
-    ours = told | {"held": [[[0, 1], [0, 3]]], "scores": [-1.0, -3.0]}
-    theirs = told | {"held": [[[0, 1], [0, 2]]], "scores": [-2.0, -1.5]}
-    row = compared([{"cut": 4, "kept": 2, "label": 0}], [ours], [theirs])
-    assert row["alike"] == pytest.approx((1 + 1 / 3) / 2)
-    assert (row["same_heads"], row["but_newest"]) == (0.5, 1.0)
-    assert row["apart"] == pytest.approx((1 + 1.5) / 2) and row["most_apart"] == 1.5
-    assert (row["ours"]["outcomes"], row["theirs"]["outcomes"], row["same_answer"]) == ("1", "0", 0)
-    assert row["ours"]["peak"] is None and row["theirs"]["held"] == 2
-    moved = theirs | {"held": [[[0, 1], [1, 2]]]}
-    assert compared([{"cut": 4, "kept": 2, "label": 0}], [ours], [moved])["but_newest"] == 0.5
 
 
 class Dropping:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import kvlab
-from eval.accuracy import KVLabLM, clock, continuing, prefill
+from eval.accuracy import KVLabLM, prefill
 from eval.accuracy.prefill import shared
-from eval.accuracy.scoring import Scorer
 from kvlab.decode import Stepper
 
 METHODS = [method for method in kvlab.FIRST_WAVE if method != "recompute"]
@@ -83,44 +81,3 @@ def test_a_method_that_fails_leaves_the_others_alone(asked, loaded):
     lm.use("static:length=20")
     with pytest.raises(ValueError, match="20"):
         lm.loglikelihood(asked.choices, disable_tqdm=True)
-
-
-def test_seconds_are_each_methods_own_and_the_prefill_is_apart(asked, loaded, monkeypatch):
-    """On a clock that only known work moves: 100 for a pass over prompts, 1 or 5 for a method's step."""
-    now, steps = [0.0], {"full": 0, "sinks": 0, "recompute": 0}
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    true_prompt, true_step, true_pass = prefill.Prompt.__init__, Scorer.step, continuing._pass_over
-    passes = []
-
-    def prompt(self, *arguments):
-        now[0] += 100
-        passes.append(now[0])
-        true_prompt(self, *arguments)
-
-    def step(self, name, *arguments):
-        now[0] += 5 if name == "sinks" else 1
-        steps[name] += 1
-        return true_step(self, name, *arguments)
-
-    def whole(*arguments):
-        now[0] += 7
-        steps["recompute"] += 1
-        true_pass(*arguments)
-
-    monkeypatch.setattr(prefill.Prompt, "__init__", prompt)
-    monkeypatch.setattr(Scorer, "step", step)
-    monkeypatch.setattr(continuing, "_pass_over", whole)
-    lm = KVLabLM(loaded[0], tokenizer=loaded[1])
-    lm.together(("full", "sinks", "recompute"))
-    costs = {"full": 1, "sinks": 5, "recompute": 7}
-    for method, cost in costs.items():  # the first one asked for waits for all
-        begun = now[0]
-        lm.use(method)
-        lm.loglikelihood(asked.choices, disable_tqdm=True)
-        now[0] += 3  # what lm-eval does with the answers
-        found = lm.seconds(now[0] - begun)
-        assert found == {
-            "seconds": steps[method] * cost + 3,
-            "prefill_seconds": 100 * len(passes),
-            "together": 3,
-        }

@@ -102,19 +102,6 @@ def test_writing_is_all_or_nothing(store, monkeypatch):
     assert [p.name for p in store.out.glob(".writing*")] == []
 
 
-def test_tables(store):
-    row = dict.fromkeys(("context", "prefill_ms", "decode_ms", "decode_ms_min"), 1.0)
-    store.save(cell())
-    store.save(cell(task="speed:model:256", metrics=[], rows=[row]))
-    summary, speed = store.write_tables(store.records())
-    assert summary == json.loads((store.out / "summary.json").read_text())
-    assert speed == json.loads((store.out / "speed.json").read_text())
-    assert [set(one) for one in summary] == [
-        {"model", "method", "task", "protocol", "limit", "dtype", "metric", "value", "stderr", "n"}
-    ]
-    assert speed == [{"model": "m", "method": "full", **row}]
-
-
 # several runs
 
 
@@ -139,26 +126,6 @@ def test_runs_into_one_folder_take_nothing_from_each_other(tmp_path):
 
 
 # folders elsewhere
-
-
-def test_a_folder_of_fsspec(tmp_path):
-    where = f"memory://{uuid.uuid4().hex}/study"
-    first = Store(where)
-    first.prepare()
-    first.save(cell())
-    write_json(first.out / "run.json", {"command": "x"})
-    first.write_tables(first.records())
-    first.publish()
-    again = Store(where)
-    again.prepare()
-    assert again.load(Cell("m", "full", "recall", {"limit": 4}))["metrics"]
-    assert again.missing([Cell("m", "full", "recall", {"limit": 4})]) == []
-    assert json.loads(again.home.read("summary.json"))[0]["value"] == 0.5
-    assert json.loads((again.out / "run.json").read_text()) == {"command": "x"}
-    assert first.out != again.out and first.files.names() == again.files.names()
-    place = first.out
-    del first
-    assert not place.exists()
 
 
 @pytest.mark.parametrize(
@@ -198,25 +165,6 @@ def bucket(monkeypatch):
     yield "s3://cells/study"
     server.stdin.close()
     server.wait(20)
-
-
-def test_the_protocol_of_s3(bucket):
-    store = Store(bucket)
-    store.prepare()
-    for method in ("full", "h2o:budget=0.2"):
-        store.save(cell(method))
-    store.write_tables(store.records())
-    store.publish()
-    again = Store(bucket)
-    again.prepare()
-    assert again.load(Cell("m", "h2o:budget=0.2", "recall", {"limit": 4}))["metrics"]
-    assert [one["method"] for one in again.records()] == ["full", "h2o:budget=0.2"]
-    changed = cell("full", config={"limit": 8})
-    store.save(changed)
-    assert not again.missing([Cell("m", "full", "recall", {"limit": limit}) for limit in (4, 8)])
-    assert json.loads(again.home.read("summary.json"))
-    with pytest.raises(Problem, match="cannot be written"):
-        Store("s3://nobodys/study").prepare()
 
 
 @pytest.mark.parametrize("system", ["memory", "s3"])

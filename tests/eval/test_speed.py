@@ -60,14 +60,6 @@ def test_the_engine_is_an_option_and_is_said(folder, tmp_path, capsys):
     assert rows["full"]["engine"] == "compiled, int8 weights"
 
 
-def test_a_method_that_cannot_be_timed(folder, tmp_path, capsys):
-    out = tmp_path / "out"
-    words = ["speed", "--model", str(folder), "--out", str(out), "--jobs", "0"]
-    assert main([*words, "--methods", "full", "static:length=20"]) == 1
-    assert "failed: speed of static:length=20" in capsys.readouterr().err
-    assert {row["method"] for row in json.loads((out / "speed.json").read_text())} >= {"full", "hf-static"}
-
-
 def test_workers_are_processes_that_say_what_went_wrong(folder):
     options = {"suite": "model", "model": str(folder), "device": "cpu", "dtype": None, "method": "full"}
     worker = workers.Worker("eval.speed.timing", options, threads=1)

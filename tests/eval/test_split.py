@@ -51,14 +51,3 @@ def test_one_process_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: tensor parallelism: there is one process; start several: torchrun")
     assert not (tmp_path / "out").exists()
-
-
-def test_of_several_processes_one_says_what_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, lines in (("0", 1), ("1", 0)):
-        monkeypatch.setenv("RANK", rank)
-        assert main(["accuracy", "--out", str(tmp_path / "out")]) == 2
-        told = capsys.readouterr().err.strip().splitlines()
-        assert len(told) == lines and all("add --tp" in line for line in told)
-    assert not (tmp_path / "out").exists()

@@ -1,7 +1,6 @@
 """Families and methods: equal to the model's own cache, or refused in one line."""
 
 import copy
-import shutil
 from functools import cache
 
 import pytest
@@ -24,7 +23,7 @@ from families.table import (
     refusals,
     texts,
 )  # fmt: skip
-from kvlab.models import EMBEDDED, blocks_of, query_of
+from kvlab.models import blocks_of, query_of
 
 pytestmark = pytest.mark.uncounted
 
@@ -197,24 +196,6 @@ def test_a_refused_model_attends_as_before(name):
     found = kvlab.decode(own, ids, kvlab.make_cache(own, "recompute"), 5).tokens
     assert torch.equal(found, expected[:, PROMPT:])
     assert torch.equal(own.generate(ids, **said), expected)
-
-
-@pytest.mark.parametrize("name", ["Doge", "MiniMax", "Gemma 3n"])
-def test_a_refused_model_that_was_loaded_works_as_in_transformers(name, tmp_path):
-    """Before a cache was asked for, and after."""
-    own, ids, said = refused(name).eval(), texts()[0][:1, :PROMPT], {"max_new_tokens": 5, "do_sample": False}
-    own.save_pretrained(tmp_path)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED["workshop"] / file, tmp_path)
-    model, _ = kvlab.load(tmp_path, device="cpu")
-    expected = own.generate(ids, **said)
-    assert torch.equal(model.generate(ids, **said), expected)
-    with pytest.raises(ValueError, match=REFUSED[name][2]):
-        kvlab.make_cache(model, "full")
-    assert torch.equal(model.generate(ids, **said), expected)
-    with pytest.raises(ValueError, match=REFUSED[name][2]):  # also where somebody has prepared it
-        kvlab.make_cache(kvlab.prepare(model), "full")
-    assert torch.equal(model.generate(ids, **said), expected)
 
 
 def test_a_forgetful_prompt_in_chunks_is_refused_before_it_begins():

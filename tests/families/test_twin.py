@@ -1,14 +1,12 @@
 """The twin: whatever the sizes of a configuration, a tiny model of its class tells what serves it."""
 
 import pytest
-import torch
 from transformers import AutoConfig
 
 from families.models import family
 from kvlab import make_cache
 from kvlab.doctor import tried
 from kvlab.models import LISTED
-from kvlab.models.shrunk import once
 from kvlab.twin import differs
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
@@ -66,28 +64,6 @@ def test_what_cannot_be_made_small_is_not_blamed_on_the_model():
     """Such a model is refused, too: nobody has seen that it is right."""
     untried = differs(AutoConfig.for_model("phi4_multimodal"))
     assert untried.startswith("it could not be tried: no tiny model of its class runs (ValueError: shrunk")
-
-
-def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_says():
-    asked, found = [], {}
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    for changes in (
-        {},
-        {"hidden_size": 64},
-        {"vocab_size": 50},
-        {"hidden_act": "gelu"},
-        {"hidden_act": "gelu"},
-    ):
-        once(found, AutoConfig.for_model("arcee", **(sizes | changes)), asked.append)
-    assert [config.hidden_act for config in asked] == ["relu2", "gelu"]
-
-
-def test_trying_leaves_the_random_numbers_alone():
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    differs(AutoConfig.for_model("arcee"))
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_mask_of_its_own_is_refused_when_the_cache_is_made():

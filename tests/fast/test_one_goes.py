@@ -81,12 +81,3 @@ def test_the_same_tokens_stay_and_the_logits_are_the_same(spec, rows, monkeypatc
             assert rows_held == rows_right and 0 <= slots - max(rows_held) <= slots / PER_EMPTY
             assert slots - fewest <= slots / PER_EMPTY
     assert any(slots > max(rows_held) for step in held for slots, rows_held in step), "some stay empty"
-
-
-def test_few_slots_close_up_at_once():
-    model = tiny("llama", **WIDE)
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "h2o:budget=0.5"))
-    stepper.feed(prompt(PER_EMPTY))
-    for step in range(20):
-        stepper.feed(prompt(1, seed=step))
-        assert all(layer.slots == max(layer.rows_held) for layer in stepper.cache.attending)

@@ -5,15 +5,11 @@ import mmap
 
 import pytest
 import torch
-from tiny import prompt, tiny
 from torch import nn
 
-import kvlab
 from kvlab.fast import pages
-from kvlab.fast.compiled import compiled
 
 linux = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no such pages")
-WIDE = {"hidden_size": 96, "intermediate_size": 5001, "vocab_size": 701}
 
 
 def odd() -> nn.Sequential:
@@ -41,20 +37,3 @@ def test_weights_are_the_same_and_lie_in_their_order():
     assert torch.equal(twin[1].weight, before[1].weight) and torch.equal(model[1].bias, before[1].bias)
     del model, found
     assert torch.equal(twin[3].weight, before[3].weight), "the block is given back, a copy is its own"
-
-
-@linux
-def test_a_compiled_model_computes_and_is_written_as_before(tmp_path):
-    eager = tiny("llama", **WIDE)
-    fast = compiled(copy.deepcopy(eager))
-    starts = [one.data_ptr() for one in fast.parameters()]
-    assert starts == sorted(starts), "one block"
-    logits = []
-    for model in (eager, fast):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
-        stepper.feed(prompt(9))
-        logits.append(stepper.feed(prompt(1), last=True))
-    assert (logits[0] - logits[1]).abs().max() <= 1e-4 * logits[0].abs().max()
-    fast.save_pretrained(tmp_path)
-    again = type(fast).from_pretrained(tmp_path)
-    assert all(map(torch.equal, again.parameters(), eager.parameters()))

@@ -46,30 +46,6 @@ def test_it_is_the_product(shape, sizes, biased, seen):
     assert (found - expected).abs().max() <= 5e-6 * expected.abs().max()
 
 
-@pytest.mark.filterwarnings("ignore:Sparse", "ignore:There is a performance drop")
-def test_what_it_does_not_take_is_as_before(seen):
-    class Own(torch.Tensor):
-        pass
-
-    x, weight, bias = torch.randn(LEAST, 24), torch.randn(40, 24), torch.randn(40)
-    expected = nn.functional.linear(x, weight, bias)
-    for given in ((x, weight.as_subclass(Own), bias), (x.as_subclass(Own), weight, bias)):
-        assert torch.allclose(torch.Tensor(product(*given)), expected, atol=1e-5)
-    assert torch.allclose(product(x, weight.to_sparse_csr(), None), expected - bias, atol=1e-5)
-    assert torch.allclose(product(x, weight, bias[:1]), expected - bias + bias[:1], atol=1e-5)
-    assert product(x, weight[:0], None).shape == (LEAST, 0)
-    mapped = torch.vmap(lambda one: product(one, weight, bias))(x.expand(2, LEAST, 24))
-    assert torch.allclose(mapped, expected.expand(2, LEAST, 40), atol=1e-5)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        product(x, weight[:, :7], bias)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(weight, torch.ones_like(weight))
-        assert torch.autograd.forward_ad.unpack_dual(product(x, dual, bias)).tangent is not None
-    with torch.no_grad():
-        whole = torch.compile(PromptLinear(24, 40), fullgraph=True, backend="eager")
-        assert whole(x).shape == (LEAST, 40)
-
-
 def test_a_compiled_model_can_be_narrowed(seen):
     model = compiled(compiled(copy.deepcopy(tiny("llama"))), "bf16")
     assert weights_of(model) == "bf16" and engine_of(model) == "compiled, bf16 weights"

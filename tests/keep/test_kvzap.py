@@ -6,10 +6,9 @@ import pytest
 import torch
 from families.models import family
 from families.profiles import RECENT, write
-from keep.fed import fed
 from reference.definitions import keep
 from reference.driven import Driven, check
-from tiny import prompt, tiny
+from tiny import tiny
 
 import kvlab
 from kvlab.calibrate import profile
@@ -60,26 +59,6 @@ def test_definition(sizes, head_dim, group, every, made):
     check(run, start)
     kept = [len(head) for row in run.seen[-1][0].kept for head in row]
     assert RECENT < min(kept) and max(kept) < max(sizes) + sum(passes) and len({*kept}) > 1
-
-
-def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
-    """Each head holds what the definition says of the decoded keys and values."""
-    model = tiny("llama", num_hidden_layers=1)
-    (rotation,), ids = rotations_of(model), prompt(30)
-    all_of_it, policy = (KVzap(made(model), threshold) for threshold in (0, None))
-    rounded = kvlab.store.Ragged(kvlab.store.Int(4))
-    whole, _ = fed(model, all_of_it, ids, steps=0, store=rounded)
-    keys, values = (x[0].double() for x in whole.layers[0].store.read("cpu"))
-    weight, frequencies = (
-        torch.from_numpy(policy.profile.arrays["weight"][0]).double(),
-        rotation.frequencies.tolist(),
-    )
-    cache, _ = fed(model, policy, ids, steps=0, store=rounded)
-    for head, held in enumerate(cache.layers[0].positions[0]):
-        about = frequencies, weight[head], float(policy.profile.arrays["bias"][0][head])
-        guess = lambda p, about=about: keep.surrogate(keys[:, p], values[:, p], p, *about)
-        wanted = keep.kvzap([*range(30)], guess, 0, policy.threshold, RECENT)
-        assert held[held >= 0].tolist() == wanted and len(wanted) < 30
 
 
 def test_bad_input(made, tmp_path):

@@ -10,7 +10,7 @@ from tiny import linked, prompt, tiny
 import kvlab
 from kvlab.arithmetic import MACHINES, SHAPES
 from kvlab.measure import simulate as simulator
-from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
+from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, Work, simulate
 from kvlab.measure.timeline import record
 from kvlab.place import ModelledLink
 
@@ -100,20 +100,3 @@ def test_the_work_of_a_recorded_run(spec):
         assert {w.write for row in found for w in row} == {2 * 2 * 8 * 4}
     again = simulate(found, ModelledLink(1e12, latency=0))
     assert again.seconds == pytest.approx(spent + again.total("stall"))
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_decode_works(system):
-    row = decode_works(system, A6000, OPT, 2048, 8)
-    assert len(row) == 40
-    whole = 2 * 2 * 8 * 2048 * 5120  # K and V of 8 rows in 16 bits
-    fetched = {"full": 0, "uvm": 1, "uvm+h2o": 0, "offload": 1, "offload+int4": 4.25 / 16, "offload+h2o": 0.2,
-               "topk": 0.1, "infinigen": 0.1}[system]  # fmt: skip
-    assert row[-1].fetch == pytest.approx(fetched * whole, abs=1)
-    if system == "infinigen":
-        assert row[0].fetch == row[1].fetch == whole
-    timeline = simulate([row] * 3, simulator.link_of(A6000, system))
-    ideal = simulate([decode_works("full", A6000, OPT, 2048, 8)] * 3, simulator.link_of(A6000, "full"))
-    if system != "uvm+h2o":  # which computes less: it attends to a fifth
-        assert timeline.seconds >= ideal.seconds * (0.9 if "h2o" in system or system in ("infinigen",) else 1)
-    assert sum(s.bytes for s in timeline.transfers if s.lane == "to device") == 3 * sum(w.fetch for w in row)

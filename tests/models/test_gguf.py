@@ -72,16 +72,6 @@ def test_every_text_comes_back_and_digits_stand_alone(tmp_path):
     assert pieces == ["a", "ĠĠ", "7", "ĊĊ", "1", "<file_sep>"]
 
 
-def test_other_ways_to_cut_text(tmp_path):
-    """As GPT-2: one of two spaces goes with the digit. Unknown to us and to transformers: refused."""
-    made.write(tmp_path / "x.gguf", pre="gpt-2")
-    _, tokenizer = kvlab.load(tmp_path / "x.gguf", device="cpu")
-    assert tokenizer.convert_ids_to_tokens(tokenizer("a  7").input_ids) == ["a", "Ġ", "Ġ", "7"]
-    made.write(tmp_path / "y.gguf", pre="deepseek-coder")
-    with pytest.raises(ValueError, match=r"cuts text .'deepseek-coder'. is not known here"):
-        kvlab.load(tmp_path / "y.gguf")
-
-
 def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch, folder):
     made.write(tmp_path / "x.gguf")
     first = source_of(tmp_path / "x.gguf")

@@ -169,20 +169,6 @@ def test_models_that_share_a_configuration_attend_each_in_its_own_way():
         )
 
 
-def test_a_copied_layer_attends_as_the_others_do():
-    """It has a configuration of its own, before the model is prepared or since."""
-    model = family("Llama")
-    for _ in range(2):
-        model.model.layers.append(copy.deepcopy(model.model.layers[0]))
-        model.config.num_hidden_layers = len(model.model.layers)
-        for index, layer in enumerate(model.model.layers):
-            layer.self_attn.layer_idx = index
-        expected = model(IDS, use_cache=False).logits
-        found = model(IDS, past_key_values=kvlab.make_cache(model, "full")).logits
-        assert (found - expected).abs().max() < 1e-5
-        assert torch.equal(model(IDS, use_cache=False).logits, expected)
-
-
 def test_other_threads_do_not_notice():
     model = family("Llama")
     expected, wrong = model.generate(IDS, **SAID), []

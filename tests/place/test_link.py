@@ -1,7 +1,5 @@
 """The link: what it carries, in which order, and what it costs."""
 
-import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +8,7 @@ from tiny import linked, prompt, tiny
 
 import kvlab
 from kvlab.measure.machines import like, link_named
-from kvlab.place import Host, Link, ModelledLink, TopK, Whole
+from kvlab.place import Host, ModelledLink, TopK, Whole
 from kvlab.store import Growing
 
 PAIRS = [  # the same system with a link and without
@@ -35,22 +33,6 @@ def test_a_link_works_in_inference_mode(spec, same):
             there = kvlab.decode(model, ids, cache, 4)
             assert torch.equal(here.tokens, there.tokens)
             cache.reset()
-
-
-@pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=7", "infinigen:budget=7,alpha=inf"])
-def test_records_add_up_to_the_bytes_moved(spec):
-    """And these are what the same method counts without a link."""
-    model = tiny("llama")
-    cache, unlinked = kvlab.make_cache(model, linked(spec)), kvlab.make_cache(model, spec)
-    trace = kvlab.decode(model, prompt(30, rows=2), cache, 4)
-    assert trace.moved_bytes == kvlab.decode(model, prompt(30, rows=2), unlinked, 4).moved_bytes
-    records = cache.layers[0].place.link.records
-    written = [r for r in records if r.why == "write"]
-    # all but what is ahead of the next step
-    fetched = [r for r in records if r.why != "write" and r.future is None]
-    assert sum(r.bytes for r in (*written, *fetched)) == sum(trace.moved_bytes)
-    assert [r.layer for r in written] == list(range(4)) * 4  # the prompt and three steps
-    assert {r.toward for r in written} == {"host"} and {r.toward for r in fetched} == {"device"}
 
 
 def test_unified_memory_faults_for_what_does_not_fit():
@@ -109,25 +91,3 @@ def test_a_cuda_link_changes_no_number(spec, same):
     there = kvlab.decode(model, ids, kvlab.make_cache(model, linked(spec, "cuda")), 8)
     assert torch.equal(here.tokens, there.tokens)
     model.cpu()
-
-
-def test_links_are_shared_by_layers_and_end_with_their_cache():
-    before = set(threading.enumerate())
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, "offload:link=1e9")
-    assert len({id(layer.place.link) for layer in cache.layers}) == 1
-    kvlab.decode(model, prompt(9), cache, 3)
-    workers = [worker for worker in set(threading.enumerate()) - before if worker.name.startswith("link-")]
-    assert len(workers) == 2
-    del cache
-    for _ in range(300):  # a worker may still hold the transfer that it has just finished, and so the link
-        gc.collect()
-        for worker in workers:
-            worker.join(timeout=0.1)
-        if not any(worker.is_alive() for worker in workers):
-            break
-    else:
-        raise AssertionError("the link's workers outlive the cache")
-    link = Link()
-    kvlab.decode(model, prompt(9), kvlab.KVCache(model, place=Host(Whole(), link)), 3)
-    assert link.records

@@ -1,23 +1,6 @@
 """The figures of a model's card, on models whose answers are known beforehand."""
 
-import pytest
-
-import kvlab
 from course.recipes import cards
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return kvlab.load("workshop", device="cpu")
-
-
-def test_full_cache_agrees_with_one_pass(loaded):
-    model, tokenizer = loaded
-    one_pass, tokens = cards.accuracy(model, tokenizer, "chain 4", 6)
-    caches = {"full": kvlab.make_cache(model, "full")}
-    assert cards.accuracies(model, tokenizer, caches, "chain 4", 6) == {"full": one_pass}
-    lengths = [len(tokenizer(d.text)["input_ids"]) for d in cards.documents("chain 4", 6)]
-    assert tokens == sum(lengths) / 6
 
 
 def test_prints_every_table(monkeypatch, capsys, tmp_path):

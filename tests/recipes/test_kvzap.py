@@ -44,25 +44,6 @@ def test_the_scores_are_those_that_kvzip_chooses_by():
         assert torch.allclose(y.exp().float(), scores, atol=1e-6) and x.shape == (20, 2 * (8 + 8))
 
 
-def test_some_texts_are_fitted_and_the_threshold_is_the_others():
-    """Of which the share asked for is held, by what the profile guesses, the newest tokens among them."""
-    model, texts = tiny("llama"), [prompt(20 + seed, seed=seed)[0].tolist() for seed in range(6)]
-    tensors, about = kvzap.calibrate(model, texts, 0.7, 10)
-    weight, bias = tensors["weight"].double(), tensors["bias"].double()
-    fits = [kvzap.Ridge(32, 2) for _ in range(4)]
-    for order, x, y in kvzap.heard(model, [texts[at] for at in (1, 2, 3, 5)]):
-        fits[order].add(x, y)
-    for order, fit in enumerate(fits):
-        assert torch.allclose(weight[order], fit.solve()[0], atol=1e-6)
-        assert torch.allclose(bias[order], fit.solve()[1], atol=1e-6)
-    held = total = 0
-    for order, x, _ in kvzap.heard(model, [texts[0], texts[4]]):
-        stays = (x @ weight[order].T + bias[order]).exp() >= about["threshold"]
-        stays[-10:] = True
-        held, total = held + int(stays.sum()), total + stays.numel()
-    assert held == round(0.7 * total) and about["threshold"] < 1
-
-
 def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch, capsys):
     """Nearly the share asked for is held, of texts like those that were read."""
     out = tmp_path / "workshop-kvzap.safetensors"

@@ -150,28 +150,6 @@ def test_both_zips_hold_what_it_takes_to_start(kits):
 
 
 @pytest.mark.slow
-def test_the_pages_of_the_classroom_are_there_and_name_only_what_a_kit_has(kits):
-    inside = kits[1]
-    pages = {
-        name: data.decode() for name, data in inside.items() if re.search(r"classroom/|r/\w+\.md$", name)
-    }
-    for name in ("agenda", "helpers", "quiz", "room", "sheet", "talk"):
-        assert f"kvlab-instructor/classroom/{name}.md" in pages
-    assert "kvlab-instructor/classroom/form.html" in pages
-    for name, text in pages.items():
-        assert name.endswith((".md", ".html"))
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-            assert str(Path(name).parent / link) in inside, (name, link)
-        if "classroom" in name:
-            commands = re.findall(r"python -m [\w.]+(?: \w+)?|build/\S+", text)
-            assert set(commands) <= {"python -m kvlab_course answers", "python -m kvlab_course board"}, (
-                name,
-                commands,
-            )
-    assert pack.CLASSROOM[1] in pages["kvlab-instructor/classroom/quiz.md"]
-
-
-@pytest.mark.slow
 def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
     """Out of pages, of notebooks and of slides, pictures too."""
     dead = []

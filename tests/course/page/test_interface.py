@@ -13,8 +13,6 @@ from urllib.parse import urlencode
 import pytest
 from live import FORMS, PROTOCOLS, SEED, Without, decoded, key, line, shown_for, told_of
 
-from course import moving
-from course.teaching import lease
 from kvlab.cache import KVCache
 
 
@@ -110,31 +108,6 @@ def test_what_cannot_be_read_is_said_in_one_line(looked_at):
     )
     assert browser.run("shown.run.words[shown.run.ids.length]") == " Ida"
     assert browser.run("$('found').offsetHeight > 0 && $('tokens').offsetHeight > 0")
-    assert browser.errors == []
-
-
-def test_the_page_opens_playing_on_the_lease_and_a_reader_takes_over(file, browser):
-    browser.open(file.as_uri(), ready="typeof tour !== 'undefined' && tour.playing && tour.at === 0 && !busy")
-    assert browser.run("[$('tour-play').textContent, location.hash]") == ["Pause", ""]
-    context, question, name = lease.asked_of_workshop()[0]
-    assert browser.run("[state.facts, QUESTION + state.question]") == [context, question]
-    assert (
-        browser.run("[saidBy(shown.run).word, $('answer').querySelector('strong').textContent]") == [name] * 2
-    )
-    asked = browser.run("[...document.querySelectorAll('#tokens .asked')].map((token) => token.textContent)")
-    assert asked == [f" {name}"]
-    inside = "((box, token) => token.top > box.top && token.bottom < box.bottom)"
-    boxes = "...[$('tokens'), document.querySelector('.asked')].map((x) => x.getBoundingClientRect())"
-    assert browser.run(f"{inside}({boxes})")
-    browser.run("clearTimeout(tour.waiting); tour.go(3)")
-    until(browser, "!busy && !tour.moving && state.method === 'h2o'")
-    assert browser.run("location.hash") == ""  # the tour's own states are not the reader's
-    assert browser.run("saidBy(shown.run).word") == moving.heard().few.split()[-1].rstrip(
-        "."
-    )  # as in the picture
-    browser.run("$('methods').querySelector('[value=int4]').click()")
-    until(browser, "!busy && shown.asked.method === 'int4'")
-    assert browser.run("[tour.playing, tour.touched, location.hash]") == [False, True, "#method=int4"]
     assert browser.errors == []
 
 

@@ -54,26 +54,6 @@ def test_everything_kept_is_the_full_cache(model, tokenizer):
         assert (held.tokens_held, held.tokens_seen) == (ids.shape[1], ids.shape[1])
 
 
-def test_a_guess_comes_one_layer_early_and_is_near_the_query(model, tokenizer):
-    class Guessing(mine.Cache):
-        guesses = {}
-
-        def ahead(self, layer, guess):
-            self.guesses[layer] = guess
-
-        def read(self, layer, q):
-            if layer in self.guesses:
-                alike[layer] = torch.cosine_similarity(self.guesses.pop(layer), q, dim=-1).mean()
-            return super().read(layer, q)
-
-    alike, ids = {}, tokenizer("The brown dog slept by the", return_tensors="pt").input_ids
-    reader = mine.Reader(model, Guessing())
-    reader.feed(ids)
-    assert not alike  # a prompt is not guessed for
-    reader.feed(ids[:, -1:])
-    assert list(alike) == list(range(1, 8)) and all(alike[layer] > 0.8 for layer in range(2, 8))
-
-
 RIGHT = """
 %matplotlib inline
 def real_slots(seen, window):
