@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
-
 from course import text
 
 CHAPTER = """---
@@ -39,29 +37,6 @@ wrong: "two": no.
 ```
 The end.
 """
-
-
-def test_a_text_becomes_the_cells_it_describes():
-    notebook = text.to_notebook(CHAPTER)
-    nbformat.validate(notebook)
-    assert notebook.metadata.course == {"teach": 50, "exercises": 30}
-    kinds = [(cell.cell_type, cell.id, cell.metadata.get("tags", [])) for cell in notebook.cells]
-    assert kinds == [
-        ("markdown", "c00", []),
-        ("markdown", "c01", []),
-        ("markdown", "predict", ["instructor", "slide"]),
-        ("code", "c03", ["setup"]),
-        ("code", "reveal", ["nbval-ignore-output", "slide"]),
-        ("markdown", "c05", []),
-    ]
-    assert notebook.cells[0].source.endswith("not_a_cell = True\n```")
-    assert notebook.cells[3].source == text.SETUP
-    assert notebook.cells[4].source == 'print("```")\n\nprint(2)'
-    assert all(cell.outputs == [] for cell in notebook.cells if cell.cell_type == "code")
-    (slide,) = notebook.cells[4].metadata["slides"]
-    assert (slide["title"], slide["show"], slide["minutes"]) == ("What it shows", "output 1", 2)
-    assert slide["words"][0] == "One line." and slide["words"][1].endswith("what goes on for ever.")
-    assert slide["wrong"] == ['"two": no.']
 
 
 def test_the_way_there_and_back_changes_nothing():

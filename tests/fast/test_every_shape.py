@@ -314,7 +314,7 @@ def test_compiled_it_writes_nothing_around_its_results(name):
     make, head_dim = COMPILED[name]
     store, band = filled(make(), head_dim, 1, 5), 64
     around = torch.full((2 * (band + head_dim + 2),), 77.0)
-    parts = around[band:-band].view(1, 1, 2, -1).numpy()
+    parts = around[band:-band].view(1, 2, -1).numpy()
     query, out = torch.randn(1, 2, 1, head_dim), torch.empty(1, 2, head_dim)
     kernel, held = attend.prepared(store, query.shape)
     given = query.numpy(), np.float32(1.0), *attend.nothing(held), *held, attend.ALL

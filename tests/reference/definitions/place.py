@@ -165,22 +165,6 @@ def fetched(scores: Tensor, count: int) -> list[int]:
     return best(scores.softmax(-1).mean(0), count)
 
 
-def official_victim(fetches: list[set[int]], policy: str, capacity: int) -> int:
-    """InfiniGen's official code, one head: the position that it hides after the newest query, the pool being
-    full. `keep.pool` is what the paper says, and what kvlab does.
-
-    fetches: the positions that each query fetched. "fifo": the oldest not hidden yet. "lru" and "counter": of
-    the older half of all positions the least, hidden ones too. Those are fetched no more, so the least stays
-    the least, and is named again and again: hardly anything leaves.
-    """
-    newest = len(fetches) - 1
-    if policy == "fifo":
-        return newest - capacity
-    last = lambda token: max((query for query, found in enumerate(fetches) if token in found), default=0)
-    count = lambda token: sum(token in found for found in fetches)
-    return min(range(newest // 2), key={"lru": last, "counter": count}[policy])
-
-
 def token_bytes(head_dim: int, bits: float, scales: int = 0) -> int:
     """Bytes of one token's K and V in one KV head, with so many fp16 scales for each of the two."""
     return int(2 * (head_dim * bits / 8 + 2 * scales))
