@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import sys
-import types
-import warnings
 from importlib import metadata
 
 import pytest
@@ -82,14 +79,6 @@ def test_outside_a_kit_what_is_missing_is_damage(monkeypatch):
     assert "numba is not installed" in failed(doctor.check_kernels())
 
 
-def test_without_numba_the_model_decodes_and_no_bare_warning_is_shown(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        assert doctor.check_model()[0]
-    assert not [str(one.message) for one in shown if "kernels" in str(one.message)]
-
-
 def test_damaged_weights(monkeypatch):
     import torch
 
@@ -100,25 +89,6 @@ def test_damaged_weights(monkeypatch):
         next(model.parameters()).fill_(float("nan"))
     monkeypatch.setattr(kvlab, "load", lambda: (model, tokenizer))
     assert "the checkpoint is damaged" in failed(doctor.check_model())
-
-
-def test_a_decode_that_disagrees(monkeypatch):
-    import torch
-
-    import kvlab
-
-    trace = types.SimpleNamespace(tokens=torch.tensor([[-1]]))
-    monkeypatch.setattr(kvlab, "decode", lambda *args, **kwargs: trace)
-    assert "decodes token -1 instead of" in failed(doctor.check_model())
-
-
-def test_methods_command_lists_every_method(capsys):
-    from kvlab.finding import METHODS, PROFILED
-
-    assert cli.main(["methods"]) == 0
-    out = capsys.readouterr().out
-    for name in METHODS | PROFILED:
-        assert re.search(rf"(^|\s){re.escape(name)}\s", out, re.M), name
 
 
 @pytest.mark.parametrize("arguments", [[], ["docter"], ["doctor", "--fast"], ["methods", "h2o", "tova"]])

@@ -232,29 +232,6 @@ def test_a_chat_holds_its_budget(method, budget):
 EVICTING = [spec for spec in EVERY if "kvzip" not in spec and make(tiny("llama"), spec).layers[0].evicts]
 
 
-WINDOWS = ("Mistral", "Gemma 3", "Llama 4", "gpt-oss")
-STORED = ("full", "static", "int4:group=4", "mixed:group=4", "fp8", "h2o:budget=0.4")
-
-
-@pytest.mark.parametrize(
-    "name, spec",
-    [(name, spec) for i, name in enumerate(WINDOWS) for j, spec in enumerate(STORED) if (i + j) % 2],
-)
-def test_later_turns_leave_windows_as_in_one_pass(name, spec):
-    """Drawn lengths; a last piece of one token too."""
-    model, draw = kvlab.prepare(family(name)), random.Random(f"{name} {spec}")
-    for _ in range(3):
-        turns = [prompt(draw.randint(3, 40), seed=1), prompt(draw.randint(3, 30), seed=2)]
-        found, new = [], draw.randint(1, 20)
-        for chunk in (None, draw.randint(2, 17), len(turns[1][0]) + new - 1):
-            cache = make(model, spec)
-            so_far = torch.cat([turns[0], said(model, cache, turns[0], None, new=new), turns[1]], 1)
-            found.append((said(model, cache, so_far, chunk).tolist(), held(cache)))
-        for one in found[1:]:
-            assert one[0] == found[0][0]
-            same(one[1], found[0][1])
-
-
 FIRST = [spec for spec in EVICTING if spec not in COMPOSED]
 
 

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from course.__main__ import main
 from course.instructor import agenda
 
 CHAPTERS, TITLES = agenda.read()
@@ -25,17 +24,6 @@ def minutes(time: str) -> int:
 def test_the_page_is_that_of_the_chapters():
     again = "make it again: python -m course agenda"
     assert agenda.PAGE.read_text() == agenda.page(), again
-
-
-@pytest.mark.parametrize(
-    "hours, name", [(3, "Three hours"), (4, "Three hours"), (4.5, "Half a day"), (12, "One day")]
-)
-def test_the_longest_agenda_that_fits_is_printed(capsys, hours, name):
-    assert main(["agenda", "--hours", str(hours)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"## {name}\n") and printed.rstrip() in agenda.PAGE.read_text()
-    assert main(["agenda", "--hours", "2"]) == 1
-    assert capsys.readouterr().err == "--hours 2: the shortest agenda takes 3 hours\n"
 
 
 @pytest.mark.parametrize("start, end, items", SESSIONS)

@@ -13,7 +13,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nbformat
 import pytest
 import yaml
 
@@ -155,35 +154,6 @@ TOO_WIDE = """
   return own.width && (wide && !scrolls && getComputedStyle(box).display !== "inline"
     || own.right > inside.right + 1);
 }).map(box => box.tagName + " " + box.textContent.slice(0, 60))"""
-# The size of the smallest letters of code and outputs, in px.
-SMALLEST = """
-Math.min(...[...document.querySelectorAll("article pre")].filter(box => box.getBoundingClientRect().width)
-  .map(box => parseFloat(getComputedStyle(box).fontSize)))"""
-# Outputs of sentences alone, which are wrapped: they never scroll.
-SCROLLED_PROSE = """
-[...document.querySelectorAll("article .tag_output-prose .cell_output pre")]
-  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.textContent.slice(0, 60))"""
-# The smallest contrast (WCAG 2.2) of text in outputs, code and tables with what lies behind it.
-CHAPTERS_BUILT = sorted((BUILT / "notebooks").glob("[0-9]*.html"))
-
-
-@no_site
-def test_every_output_of_every_chapter_is_on_the_site_and_fits(browser):
-    """What is measured at each width is measured on as many outputs as the chapters have."""
-    stored = 0
-    for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb"):
-        cells = nbformat.read(path, as_version=4).cells
-        stored += sum(bool(cell.get("outputs")) for cell in cells)
-    for width in WIDTHS:
-        browser.size(width, 900)
-        shown = 0
-        for page in CHAPTERS_BUILT:
-            browser.open(page.as_uri())
-            shown += browser.run("document.querySelectorAll('.cell_output').length")
-            assert browser.run(TOO_WIDE) == [], (page.name, width)
-            assert browser.run(SMALLEST) >= 9, (page.name, width)
-            assert browser.run(SCROLLED_PROSE) == [], (page.name, width)
-        assert shown == stored > 118
 
 
 @no_site

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from course import editions, slides
+from course import slides
 
 CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9]*.ipynb"))
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
@@ -93,24 +92,6 @@ def test_a_slide_that_cannot_be_shown_is_refused_with_its_cell(kind, source, giv
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         one(kind, source, given)
     assert "3. Title, cell " in str(error.value)
-
-
-def test_learners_do_not_get_what_the_speaker_knows():
-    for book in BOOKS.values():
-        made = editions.learner(book)
-        assert not any(cell.metadata for cell in made.cells)
-        handed = nbformat.writes(made)
-        for cell in book.cells:
-            for given in cell.metadata.get("slides", []):
-                assert all(
-                    json.dumps(said)[1:-1] not in handed for said in [given["say"], *given.get("wrong", [])]
-                )
-
-
-def test_a_page_needs_nothing_else():
-    html = slides.page(deck_of(CHAPTERS[0].stem), "x")
-    outside = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]{1,60})', html)
-    assert all(address.startswith("data:") for address in outside)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "talk"])

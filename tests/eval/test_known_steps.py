@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy.batching import Meter, steps_at_once
+from eval.accuracy.batching import steps_at_once
 from eval.accuracy.continuing import continuations
 from eval.accuracy.scoring import Scorer
 from eval.accuracy.windows import windows
@@ -139,25 +139,3 @@ def counting(model, monkeypatch) -> list[int]:
 
     monkeypatch.setattr(model, "forward", counted)
     return rows
-
-
-class Held:
-    """A cache's stats."""
-
-    host_bytes = moved_bytes = 0
-    scored = 0.5
-
-    def __init__(self, size):
-        self.device_bytes = size
-
-
-def test_a_pass_is_metered_as_its_steps():
-    """Two rows of 50 bytes, 4 columns of 10 bytes a row; one row has two steps, the other four."""
-    meter = Meter()
-    meter.add_pass(Held(100), Held(180), 4, torch.tensor([2, 4]))
-    steps = [60, 70, 60, 70, 80, 90]
-    assert (
-        meter.row_steps == 6
-        and meter.scored == 0.5
-        and meter.means()["device_bytes"] == sum(steps) / len(steps)
-    )

@@ -9,7 +9,7 @@ import pytest
 from lm_eval._cli.harness import HarnessCLI
 
 from eval.__main__ import main
-from eval.accuracy import KVLabLM, passthrough, settings, taskset
+from eval.accuracy import KVLabLM, passthrough, taskset
 from eval.core.errors import Problem
 
 TASK = """task: mine
@@ -172,11 +172,6 @@ def test_the_protocol_is_named_by_whoever_does_not(folder, prepared):
     assert about == {"pretrained": str(folder), "protocol": "context-first"}
 
 
-def test_validate_knows_our_tasks(here, capsys):
-    words = ["lm-eval", "validate", "--tasks", "piqa,recall,needles_single,mine", "--include_path", "."]
-    assert main(words) == 0 and "All tasks found" in capsys.readouterr().out
-
-
 BAD = {
     "broken.yaml": ('task: [unclosed\n"', "--tasks broken.yaml: this YAML does not parse: line 2"),
     "beside.yaml": (f"{TASK}context_until: ASK\n", "has no key 'context_until'; it belongs under metadata:"),
@@ -246,25 +241,6 @@ def test_a_missing_package_names_our_extra(here, capsys, monkeypatch, package, e
     line = line_of(capsys, *command.split(), "--tasks", task)
     assert f'the package {package} is not installed: pip install "kvlab[{extra}]"' in line
     assert "lm_eval[" not in line
-
-
-def test_what_rulers_tasks_are_told():
-    from lm_eval.tasks.ruler import common_utils
-
-    names = "max_seq_lengths, tokenizer, pretrained, model"
-    assert names.split(", ")[1:] == [*common_utils.TOKENIZER_ARG_KEYS]
-    settings.check(["recall"], ["niah_single_1"], {"max_seq_lengths": [512], "pretrained": "x", "model": "y"})
-    settings.check(["needles_single"], ["ruler_vt"], {"max_seq_lengths": [512], "lengths": [512]})
-    settings.check([], ["longbench_qasper"], {"max_seq_length": [512]})
-    settings.check([], ["niah_single_1", "mine"], {"colour": "red"})
-    for ours, others, name, said in (
-        ([], ["niah_single_1"], "max_seq_length", r"tasks do .* did you mean max_seq_lengths\?$"),
-        ([], ["ruler"], "colour", f"expected one of {names}$"),
-        (["needles_single"], ["niah_single_1"], "colour", r"needles_\* and RULER's tasks do not know it"),
-        ([], ["niah_single_1", "mine"], "max_seq_length", r"did you mean max_seq_lengths\?$"),
-    ):
-        with pytest.raises(Problem, match=said):
-            settings.check(ours, others, {name: [256]})
 
 
 @pytest.mark.parametrize("said", ['["a"]', "[]", "[512, -1]", "[512.5]"])

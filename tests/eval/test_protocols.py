@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import pytest
@@ -91,19 +90,6 @@ def test_prompts_that_lose_their_beginning_are_counted_and_never_all_of_their_co
         lm.generate_until(writing(asked, texts), disable_tqdm=True)
 
 
-@contextlib.contextmanager
-def counted(model):
-    """A list of the tokens that each pass through the model has, rows times columns, none of them padding."""
-    sizes: list[int] = []
-    hook = model.model.layers[-1].register_forward_pre_hook(
-        lambda block, given: sizes.append(given[0].shape[0] * given[0].shape[1])
-    )
-    try:
-        yield sizes
-    finally:
-        hook.remove()
-
-
 def prefilled(lm) -> int:
     return sum(scorer.prefilled for scorer, *_ in lm._known.values())
 
@@ -119,25 +105,6 @@ def test_many_questions_prefill_one_context(loaded, asked):
     once = sum(len(loaded[1](context).input_ids) for context in CONTEXTS)
     assert counts == {FIRST: len(QUESTIONS) * once, MANY: once}
     assert lm.prefills()["contexts"] == len(CONTEXTS)
-
-
-def test_one_contexts_tokens_and_no_others_pass_through_the_model(loaded, asked):
-    """As the model itself sees it: a context by itself, so that nothing is padded, three questions of one
-    length, and answers of one token, so that no step follows."""
-    texts, lengths = [], set()
-    for words in ("the red hen and the key", "the key and the red hen", "the hen and the red key"):
-        texts.append(f"{CONTEXTS[0]}\nQuestion: {words}")
-        lengths.add(len(loaded[1](texts[-1]).input_ids))
-    assert len(lengths) == 1
-    asked_of = asked.make("loglikelihood", [(text, " the") for text in texts], task="recall")
-    once = len(loaded[1](CONTEXTS[0]).input_ids)
-    after = len(texts) * (lengths.pop() - once)
-    for method in ("full", "h2o:budget=0.4", "infinigen"):
-        for protocol, contexts in ((MANY, 1), (FIRST, len(texts))):
-            lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=protocol)
-            with counted(loaded[0]) as sizes:
-                lm.loglikelihood(asked_of, disable_tqdm=True)
-            assert sum(sizes) == contexts * once + after, (method, protocol)
 
 
 @pytest.mark.parametrize(

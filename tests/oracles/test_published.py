@@ -33,12 +33,6 @@ def code_of(chapter: str) -> str:
     return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
-def shown_by(chapter: str) -> str:
-    """What its cells have printed."""
-    cells = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text())["cells"]
-    return "".join("".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", []))
-
-
 @pytest.mark.parametrize("figure", MOST_FETCHED)
 def test_the_published_runs_fetch_up_to_a_fifth(figure):
     """The talk says "up to 10 %"."""
@@ -84,14 +78,6 @@ def test_what_the_page_says_of_the_published_runs_is_what_the_experiment_compute
         columns = [(m, AS_RUN) for m in ("OPT-6.7B", "OPT-13B", "OPT-30B")] + [("OPT-30B", ON_DEVICE)]
         cells = [f"{gains[system, f'{model}, batch 4, {run.name}', 2048]:.2f}" for model, run in columns]
         assert f"| {name} | {' | '.join(cells)} |" in text
-
-
-def test_the_chapters_show_published_numbers_beside_runs_like_theirs(gains):
-    six = shown_by("06_offloading")
-    for system, row in SPEEDUPS.items():
-        for n, published in row.items() if system != "infinigen" else ():
-            ours = gains[system, f"OPT-13B, batch 8, {AS_RUN.name}", n]
-            assert f"{system:12} {n:5} tokens: simulated {ours:.2f}, published {published:.2f};" in six
 
 
 def test_chapter_7_shows_steps_of_the_gpu_as_they_are_stored():

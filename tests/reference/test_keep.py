@@ -1,7 +1,5 @@
 """Every keep against its definition (keeps.py): what is held after the prompt and each step, and outputs."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -141,32 +139,6 @@ def test_ties_go_to_the_older_token(spec):
         for keys in made.keys:
             keys.zero_()
         check(made.run(), TIED[spec])
-
-
-def test_definitions_by_hand():
-    """The definitions themselves, on numbers small enough to check by hand."""
-    assert keep.sinks(5, 6, 2) == [0, 1, 2, 3, 4] and keep.sinks(10, 6, 2) == [0, 1, 6, 7, 8, 9]
-    assert keep.sinks(10, 2, 4) == [0, 9]
-    acc = keep.h2o({}, {0: 3.0, 1: 0.5, 2: 2.0, 3: 1.0, 4: 0.1}, 4, 0.5)
-    assert acc == {0: 3.0, 2: 2.0, 3: 1.0, 4: 0.1}
-    assert keep.h2o(acc, {0: 0.1, 2: 0.1, 3: 0.1, 4: 0.1, 5: 0.6}, 4, 0.5) == {0: 3.1, 2: 2.1, 4: 0.2, 5: 0.6}
-    assert keep.snapkv([0.1, 0.9, 0.2, 0.0, 0.3, 0.0, 0.0], 5, 2, 3) == [0, 1, 2, 5, 6]
-    assert keep.snapkv([0.1, 0.9, 0.2, 0.0, 0.3, 0.0, 0.0], 4, 2, 1) == [1, 4, 5, 6]
-    assert keep.snapkv([0.3, 0.2, 0.1, 0.0, 9.0], 2, 1, 3) == [0, 4]  # the window's own votes are its own
-    assert keep.tova({0: 0.1, 2: 0.5, 5: 0.1, 6: 0.0}, 3) == [0, 2, 6]
-    assert [keep.pyramid(20, layer, 3, 4, 30, 10) for layer in range(3)] == [30, 20, 4]
-    last, count = {0: 5, 3: 2, 4: 2, 7: 1, 8: 9}, {0: 9, 3: 4, 4: 2, 7: 1, 8: 1}
-    left = {policy: {*last} - {*keep.pool(last, count, policy, 4)} for policy in ("fifo", "lru", "counter")}
-    assert left == {"fifo": {0}, "lru": {3}, "counter": {4}}
-    assert keep.pool(last, count, "lru", 1) == [8]
-    scores = [[0.9, 0.8, 0.7, 0.6], [0.2, 0.1, 0.1, 0.0]]
-    assert [keep.adakv(scores, 2, part) for part in (0, 1)] == [[3, 1], [2, 2]]
-    assert keep.kvzip([[0, 0.9, 0.8, 0.7, 0], [0, 0.1, 0.2, 0.1, 0]], 6, 1) == [[0, 1, 2, 4], [0, 4]]
-    query, keys = torch.tensor([[[1.0], [2.0]]]), torch.tensor([[0.0], [1.0], [2.0], [0.0], [1.0]])
-    half = keep.kvzip_score(query, keys, [0, 1, 2], range(1, 2), 1.0, 1)[1]  # sees token 0, 1 and what is fed
-    assert half == pytest.approx(max(math.e / (2 + math.e), math.e**2 / (2 + 2 * math.e**2)))
-    assert attention.seen(3) == [0, 1, 2, 3] and attention.seen(3, 2) == [2, 3]
-    assert [attention.kv_head(head, 6, 2) for head in range(6)] == [0, 0, 0, 1, 1, 1]
 
 
 @given(tokens=st.integers(1, 40), head_dim=st.sampled_from([1, 3, 20]), window=st.integers(1, 50) | st.none())

@@ -116,13 +116,6 @@ def test_the_rows_that_an_engine_reads(policy, length):
         manager.past[0, 0, rows(appended + 1, length).index(appended), 0] = appended
 
 
-def test_definitions_by_hand():
-    assert static_graph.window(2, 5) == [-1, -1, 0, 1] and static_graph.window(6, 5) == [2, 3, 4, 5]
-    assert static_graph.ring(2, 5) == [0, 1, -1, -1] and static_graph.ring(6, 5) == [4, 5, 2, 3]
-    errors = static_graph.requantized(torch.tensor([[[127.0, 1.4]], [[127.0, -0.4]]]), 3)
-    assert errors[0] == pytest.approx((0.32 / (2 * 127**2 + 1.4**2 + 0.4**2)) ** 0.5)
-
-
 # KVzip reads a prompt twice: what stays, by the definition.
 
 

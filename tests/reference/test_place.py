@@ -314,33 +314,6 @@ def test_nothing_is_fetched_that_the_window_hides(method):
         assert all(position > at - 9 for head in seen[1].attended[0] for position in head)
 
 
-def test_definitions_by_hand():
-    keys = torch.tensor([[1.0, 0], [0, 1], [3, 0], [0, -2]])
-    assert place.topk(torch.tensor([[1.0, 0]]), keys, 1.0, 2) == [0, 2]
-    assert place.topk(torch.tensor([[1.0, 0], [0, -2.0]]), keys, 1.0, 2) == [2, 3]
-    assert place.page_bound(torch.tensor([1.0, -2]), keys[:2]) == 1 and [
-        place.page_bound(torch.tensor(query), keys) for query in ([1.0, -2], [-1.0, 1])
-    ] == [7, 1]
-    assert place.pages(torch.tensor([[1.0, 0]]), [keys[:1], keys[1:2], keys[2:]], 1.0, 2) == [0, 2]
-    assert [place.page_count(tokens, 16) for tokens in (9, 63, 64, 1000)] == [3, 3, 4, 62]
-    queries = torch.tensor([[[5.5, 4, 0, 0, 1, -3]], [[5.5, -4, 0, 0, 1, 3]]])
-    held = torch.tensor([[0.0, 0, -3, 0.5, 0, 1], [0, 0, 3, -0.5, 0, 1]])
-    sets = [place.columns(queries, held, 2, variant) for variant in ("paper", *OFFICIAL)]
-    assert sets == [[0, 2], [0, 1], [0, 1, 2, 5], [0, 1, 2, 5]]
-    assert [place.column_count(0.3, 32, variant) for variant in ("paper", *OFFICIAL)] == [10, 9, 9, 9]
-    scores = [torch.tensor([0.0, -1, -9, -9]), torch.tensor([0.0, -1, -1, -1.5])]
-    assert place.how_many(scores, 2.0, 4) == 3 and place.how_many(scores, 1.0, 4) == 1
-    assert place.how_many(scores, 2.0, 2) == 2 and place.how_many(scores, 1.5, 9) == 3
-    assert [place.how_many(scores, 1.0, 9, variant) for variant in OFFICIAL] == [1, 2, 2]  # 1; 2.5; 2.5
-    lower = [scores[0], scores[1] - 1.25]  # seen from the first head's best, none of the second is near
-    assert [place.how_many(lower, 1.0, 9, variant) for variant in OFFICIAL] == [1, 2, 1]
-    assert place.fetched(torch.tensor([[0.0, 5, 0, 4], [9, 0, 0, 8.0]]), 2) == [0, 1]
-    assert place.token_bytes(64, 4, 2) == 72 and place.moved(30, 1, 2, 72) == 32 * 72
-    assert (
-        not place.on_device(5, 9, False) and place.on_device(9, 9, True) and not place.on_device(10, 9, True)
-    )
-
-
 @given(head_dim=st.sampled_from([4, 10, 15]), tokens=st.sampled_from([20, 45]), seed=st.integers(0, 9))
 def test_skewing_keeps_every_score_and_sorts_the_columns(head_dim, tokens, seed):
     queries, keys = torch.randn(2, tokens, head_dim, generator=torch.Generator().manual_seed(seed))

@@ -272,21 +272,3 @@ def test_smoothed_keys_and_exact_sinks(spec, bits, strength, sinks):
             numbers = store.integers(x / factor, row.prompt, bits, **how)[1] * factor
             numbers[:, :sinks] = x[:, :sinks]
             assert torch.allclose(found[side][index, :, pad:], numbers, rtol=1e-5, atol=0)
-
-
-def test_definitions_by_hand():
-    assert [store.half_up(x) for x in (1.0, 1.0001, -1.0001, 1e-30)] == [1.0, 1 + 2**-10, -1.0, 2**-24]
-    assert store.pack([-7, -1, 0, 7, 3, -4, 5, 1], 4) == [0xB1, 0x47, 0xD8, 0x9F]
-    assert store.pack([1, -1, 0, 1], 2) == [3 | 1 << 2 | 2 << 4 | 3 << 6]
-    codes, numbers = store.integers(torch.tensor([[[-7.0, 0.5, 1.5, -2.5]]]), 1, 4)
-    assert codes.flatten().tolist() == numbers.flatten().tolist() == [-7, 0, 2, -2]
-    codes, numbers = store.integers(torch.tensor([[[4.0, 5.0, 6.0, 7.0]]]), 1, 2, symmetric=False)
-    assert codes.flatten().tolist() == [-2, -1, 0, 1] and numbers.flatten().tolist() == [4, 5, 6, 7]
-    assert [store.float8_byte(x, "e4m3") for x in (1.0, -448.0, 500.0, 2**-9)] == [0x38, 0xFE, 0x7E, 1]
-    assert [store.float8_byte(x, "e5m2") for x in (1.0, -57344.0, 2**-16)] == [0x3C, 0xFB, 1]
-    assert [store.kivi_written(tokens, 20, 4, 6) for tokens in (20, 23, 24, 27, 28)] == [14, 14, 18, 18, 22]
-    assert store.kivi_written(9, 5, 3, 6) == 2  # -1 + 3
-    assert torch.allclose(store.smoothing(torch.tensor([[4.0, 1.0], [-1, 0.5]]), 1.0), torch.tensor([2, 0.5]))
-    assert sorted(len(g) for g in store.groups((2, 3, 4), "channel")) == [3] * 8
-    assert sorted(len(g) for g in store.groups((2, 3, 4), "group", 2)) == [2] * 12
-    assert len(store.groups((2, 3, 4), "token")) == 6 and len(store.groups((2, 3, 4), "tensor")) == 1

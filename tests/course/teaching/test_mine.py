@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import re
 
 import pytest
 import torch
 
 import kvlab
 from course.teaching import check, lesson, mine
-from course.teaching.check import exercise
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +151,3 @@ for n in range(12):
     assert [one.wait(60) for one in both] == [0, 0]
     assert {node.name for node in mine._read()[1]} == {f"part_{who}_{n}" for who in "ab" for n in range(12)}
     assert not list(tmp_path.glob("*.lock"))
-
-
-def test_every_number_of_the_key_is_asked_for():
-    books = mine.Path(__file__).resolve().parents[3].glob("notebooks/*.ipynb")
-    named = re.findall(r'check\.measured\([^\n]*, \\"(\w+)\\"', "".join(path.read_text() for path in books))
-    assert sorted(named) == sorted(exercise.NUMBERS)

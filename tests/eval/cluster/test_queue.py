@@ -15,9 +15,7 @@ from eval.cluster.pool import Gone, OnRay, Queue
 from eval.core.digests import code_digest
 from eval.core.errors import Failed
 from eval.core.machine import machine, versions
-from eval.core.measurement import run
 from eval.core.results import Store
-from eval.core.show import Show
 from eval.core.workers import Outcome
 
 OPTIONS = SimpleNamespace(device="cpu")
@@ -226,31 +224,3 @@ def test_cells_say_where_and_in_how_many_tries(folder, tmp_path, monkeypatch, ca
         (method, 2, "n2", THEIRS) for method in ("full", "int8")
     ]
     assert "failed: int8 on chain: lost" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("noisy", [False, True])
-def test_speed_cells_have_a_node_for_themselves_or_say_that_they_had_not(
-    folder, tmp_path, monkeypatch, noisy
-):
-    """A job is a context, with all methods; the one that failed is a line, and the others are kept."""
-    words = ["speed", "--model", str(folder), "--methods", "full", "int8", "--on", "ray", "--limit", "1"]
-    (speed,) = chosen([*words, "--out", str(tmp_path), *(["--allow-noisy"] if noisy else [])])
-    asked = []
-
-    def found(job):
-        numbers = {"rows": [{"decode_ms": 1.0}], "seconds": 1.0, "device": "cpu"}
-        return [(cell, Failed("lost") if cell.method == "int8" else numbers) for cell in job]
-
-    def pool(self, named, alone):
-        asked.append(alone)
-        return Answers(found)
-
-    monkeypatch.setattr(type(speed), "pool", pool)
-    store = Store(tmp_path)
-    store.prepare()
-    show = Show(tmp_path)
-    assert run(speed, store, show) == 1
-    assert asked == [not noisy]
-    cells = list(store.records())
-    assert {cell["method"] for cell in cells} == {cell.method for cell in speed.cells()} - {"int8"}
-    assert {(cell["alone"], cell["tries"], cell["node"]) for cell in cells} == {(not noisy, 2, "n2")}

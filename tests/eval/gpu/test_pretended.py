@@ -16,14 +16,12 @@ from fast import replayed
 from triton_here import needs_triton
 
 from eval.gpu import bench as clock
-from eval.gpu import headline, launches, link, models, predict, right, step
+from eval.gpu import link, models, right, step
 from eval.gpu.bench import Bench
 from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
 from kvlab import late
 from kvlab.fast import graph
-
-LAUNCHES = launches.Launches(1e-5, dict.fromkeys(predict.SYSTEMS, 30.0))  # counted in test_launches.py
 
 
 class Event:
@@ -172,17 +170,6 @@ def test_a_step(bench, way, monkeypatch):
     rows = step.measure(bench, "small-llama", 40, 2, methods, way)["rows"]
     assert [row["method"] for row in rows if row["ms"] >= 0 and row["bytes"] > 0] == methods
     assert bench.state.graphs == (2 if way == "graph" else 0)  # transformers' caches; ours have an engine
-
-
-def test_the_headline(bench, monkeypatch):
-    class Pretended(headline.Link):
-        def __init__(self, device):
-            super().__init__()
-
-    monkeypatch.setattr(headline, "CudaLink", Pretended)
-    monkeypatch.setattr(headline, "measured", lambda *_: LAUNCHES)
-    found = headline.measure(bench, "small-opt", 48, 4, ["full", "offload"])
-    assert [row.get("left_out") for row in found["rows"]] == [None] * 5
 
 
 @needs_triton

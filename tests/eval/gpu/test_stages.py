@@ -48,21 +48,6 @@ def test_the_headline_sets_every_system_beside_flexgen_the_ideal_and_the_simulat
 
 
 @needs_triton
-def test_attention_sets_kernels_beside_flash(bench):
-    (unit,) = Gpu(dry=True, stages=("attention",)).units()
-    kind, found, _ = measured(bench, unit)
-    assert kind == "done", found
-    rows = {row["kernel"]: row for row in found["rows"]}
-    assert {"bf16 flash", "bf16 flash, group as queries", "kvlab int8"} <= set(rows)
-    flash = min(rows[name]["ms"] for name in ("bf16 flash", "bf16 flash, group as queries"))
-    ours = rows["kvlab int8"]
-    assert ours["speedup"] == pytest.approx(flash / ours["ms"])
-    assert ours["bytes"] == 2 * 2 * 2 * 160 * (64 + 2), "K and V, 2 rows, 2 heads: codes and an fp16 scale"
-    assert rows["bf16 flash"]["bytes"] == 2 * 2 * 2 * 160 * 64 * 2
-    assert ours["from_flash"] < 0.02
-
-
-@needs_triton
 def test_kernels_are_held_against_their_definition(bench):
     from kvlab.fast import gpu
 

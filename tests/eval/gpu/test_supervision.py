@@ -141,19 +141,3 @@ def test_a_failure_is_one_line_its_traceback_is_kept_and_it_is_tried_again(monke
     ]  # fmt: skip
     assert "failed: link:b: RuntimeError: CUDA error" in said and "whole" not in said
     assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == ["b"]
-
-
-def test_time_that_is_up_leaves_out_what_is_left_and_says_so(monkeypatch, capfd, tmp_path):
-    clock = [0.0]
-    monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
-
-    def ask(self, unit, seconds):
-        self.asked.append(unit.name)
-        clock[0] += 25.0
-        return {"rows": [{"ms": 1.0}], "line": "", "notes": []}
-
-    monkeypatch.setattr(Scripted, "ask", ask)
-    code, asked, found, said = run(monkeypatch, capfd, tmp_path, (), "--minutes", "1", units=PLAN)
-    assert code == 0 and asked == ["a", "b", "c"]
-    assert found["left_out"] == ["right:d", "right:nice"]
-    assert "2 units were left out for want of time: right:d, right:nice" in said

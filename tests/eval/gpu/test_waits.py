@@ -48,18 +48,6 @@ def refusing_late():
         late.far = before
 
 
-def test_what_makes_a_host_wait_is_counted():
-    x = torch.arange(4.0)
-    with Waits() as found:
-        x.sum().item()
-        x[x > 1]
-        bool(x[0] > 0)
-        x.tolist()
-        torch.tensor([1, 2], device="cpu")
-        x + 1
-    assert sum(found.found.values()) == 5
-
-
 @pytest.mark.parametrize("method", right.METHODS)
 @torch.no_grad()
 def test_no_decode_step_waits_for_the_device(bench, method):
