@@ -9,14 +9,6 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.finding import METHODS, PROFILED
 from kvlab.methods import CHOSEN, HOST, ROUNDED, WHOLE
-from kvlab.spec import parse
-
-
-def test_the_table():
-    assert set(kvlab.FIRST_WAVE) <= set(METHODS)
-    for name, entry in METHODS.items():
-        assert entry.name == name and entry.summary.endswith(".") and "\n" not in entry.summary
-        assert all(not isinstance(default, type) for default in entry.parameters.values())
 
 
 @pytest.mark.parametrize("name", PROFILED)
@@ -33,23 +25,6 @@ def test_every_method_has_a_family_and_its_paper_stands_among_the_sources():
         assert entry.family in (WHOLE, ROUNDED, CHOSEN, HOST), entry.name
         for paper in filter(None, entry.paper.split(", ")):
             assert f"| {paper} |" in sources, entry.name
-
-
-@pytest.mark.parametrize(
-    "text, name, parameters",
-    [
-        ("full", "full", {}),
-        ("h2o:budget=0.2,recent=0.5", "h2o", {"budget": 0.2, "recent": 0.5}),
-        (" topk:budget=64 ", "topk", {"budget": 64}),
-        ("infinigen:alpha=inf", "infinigen", {"alpha": float("inf")}),
-        ("static:length=none", "static", {"length": None}),
-        ("fp8:format=e5m2", "fp8", {"format": "e5m2"}),
-    ],
-)
-def test_specs(text, name, parameters):
-    spec = parse(text)
-    assert (spec.name, spec.parameters, str(spec)) == (name, parameters, text.strip())
-    assert parse(spec) is spec and spec.method is METHODS[name]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from reference.definitions import store as reference
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, AdaKV, KeyDiff, KVzip, SnapKV
-from kvlab.place import Host, ModelledLink, Quest, ShadowKV, TopK
+from kvlab.keep import H2O, AdaKV, KVzip, SnapKV
+from kvlab.place import Host, ModelledLink, ShadowKV, TopK
 from kvlab.store import Codebook, Float4, Growing, Int, Kivi, Paged, Planes, PreRope, Ragged, Static
 from kvlab.store.int import pack, unpack
 
@@ -109,14 +109,6 @@ APART = [
 @pytest.mark.parametrize("policies, says", APART)
 def test_policies_that_do_not_go_together(policies, says):
     with one_line(says):
-        kvlab.KVCache(tiny("llama"), **policies)
-
-
-def test_what_gives_nothing_up_goes_with_any():
-    for policies in (
-        {"keep": AdaKV(KeyDiff(1)), "store": Growing()}, {"store": Kivi(), "keep": H2O(1)},
-        {"store": Growing(Int(4), sinks=2), "keep": H2O(0.5)}, {"store": Int(8), "place": Host(Quest())},
-    ):  # fmt: skip
         kvlab.KVCache(tiny("llama"), **policies)
 
 

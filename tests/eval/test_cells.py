@@ -4,24 +4,18 @@ import json
 import random
 
 import pytest
+import stored
 
 from eval.__main__ import main
 from eval.core.cells import parsed, written
-from eval.core.machine import machine, versions
 from eval.core.results import Store
 
 ESCAPE = "\x1b[2J"
 
 
 def cell(**more) -> dict:
-    metrics = [{"metric": "acc", "value": 1 / 3, "stderr": 0.1, "n": 4, "higher_is_better": True}]
-    return {
-        "model": "m", "method": "full", "task": "recall", "config": {"limit": 4, "model": "aa"},
-        "seconds": 1.25, "machine": machine(threads=1), "versions": versions(), "metrics": metrics,
-        "values": {"acc": [1.0, 0.0, 0.0, 0.5]}, "chance": 0.25, "value_bytes": 4, "shots": 0,
-        "bytes": {"device_bytes": 12.0, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 3},
-        "made": "2026-11-01T00:00:00+00:00", **more,
-    }  # fmt: skip
+    about = {"config": {"limit": 4, "model": "aa"}, "chance": 0.25, "value_bytes": 4, "shots": 0}
+    return stored.cell(outcomes=[1.0, 0.0, 0.0, 0.5], **about | {"made": "2026-11-01T00:00:00+00:00"} | more)
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import io
 import json
 
 import pytest
+import stored
 from rich.console import Console
 
 from eval import report
 from eval.core.cells import written
-from eval.core.machine import machine, versions
 from eval.core.results import Store
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
@@ -19,11 +19,7 @@ CONFIG |= {"protocol": "question-inside", "task": "ddd"}
 
 
 def cell(method="full", task="recall", made="2026-01-01", value=0.5, **config):
-    row = {"metric": "acc", "value": value, "stderr": 0.1, "n": 4, "higher_is_better": True}
-    held = {"device_bytes": 8.0, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 1}
-    stands = {"machine": machine(threads=1), "versions": versions(), "seconds": 1.0, "made": made}
-    found = {"metrics": [row], "values": {"acc": [value] * 4}, "bytes": held}
-    return {"model": "m", "method": method, "task": task, "config": CONFIG | config} | stands | found
+    return stored.cell(method, task, [value] * 4, config=CONFIG | config, made=made)
 
 
 def shown(out, cells) -> tuple[str, str, list[dict]]:

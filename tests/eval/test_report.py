@@ -8,11 +8,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import stored
 from rich.console import Console
 
 import kvlab
 from eval import report
-from eval.core.machine import machine, versions
 from eval.core.results import Store
 from eval.report import tables
 from eval.speed.baselines import BASELINES
@@ -26,17 +26,8 @@ def values(method: str, documents: int) -> list[float]:
 
 
 def cell(method, task, metrics, **more):
-    stands = {"machine": machine(threads=1), "versions": versions(), "commit": "abc", "seconds": 1.0}
     config = {"limit": None, "dtype": None, "num_fewshot": None}
-    return {
-        "model": "m",
-        "method": method,
-        "task": task,
-        "config": config,
-        "metrics": metrics,
-        **stands,
-        **more,
-    }
+    return stored.cell(method, task, metrics=metrics, config=config, commit="abc", **more)
 
 
 def row(metric, value, better=True, stderr=0.04, n=100):

@@ -11,29 +11,14 @@ import urllib.request
 import uuid
 
 import pytest
+from stored import cell
 
 from eval.__main__ import main
 from eval.core.errors import Problem
 from eval.core.files import write_json
-from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
 from eval.core.merge import merge
 from eval.core.results import Store
-
-
-def cell(method="full", task="recall", config=None, **more):
-    metrics = [{"metric": "acc", "value": 0.5, "stderr": 0.1, "n": 4, "higher_is_better": True}]
-    return {
-        "model": "m",
-        "method": method,
-        "task": task,
-        "config": config or {"limit": 4},
-        "seconds": 1.0,
-        "machine": machine(threads=1),
-        "versions": versions(),
-        "metrics": metrics,
-        **more,
-    }
 
 
 @pytest.fixture

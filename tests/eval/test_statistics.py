@@ -4,13 +4,13 @@ import csv
 import io
 
 import pytest
+import stored
 import torch
 from rich.console import Console
 from scipy.stats import binomtest
 
 import kvlab
 from eval import report
-from eval.core.machine import machine, versions
 from eval.core.results import Store
 from eval.report import budgets, statistics, tables
 
@@ -34,18 +34,14 @@ def test_the_front_is_what_nothing_beats():
 
 
 def cell(method, right, count=40, task="recall", **more):
-    values = [1.0] * right + [0.0] * (count - right)
-    value = right / count
-    metric = {"metric": "acc", "value": value, "stderr": (value * (1 - value) / count) ** 0.5, "n": count}
     device = 1e6 if method == "full" else 2e5
-    return {
-        "model": "m", "method": method, "task": task, "metrics": [metric | {"higher_is_better": True}],
-        "values": {"acc": values}, "chance": 0.25, "value_bytes": 4, "seconds": 1.0,
+    about = {
         "bytes": {"device_bytes": device, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 9},
         "config": {"protocol": "context-first", "evict": "once", "limit": None, "dtype": None,
                    "num_fewshot": None, "model": "a1", "code": "c1", "method": None, "task": None},
-        "machine": machine(threads=1), "versions": versions(), "commit": "abc", **more,
     }  # fmt: skip
+    about |= {"chance": 0.25, "value_bytes": 4, "commit": "abc"}
+    return stored.cell(method, task, [1.0] * right + [0.0] * (count - right), **about | more)
 
 
 def written(tmp_path, cells):

@@ -7,7 +7,6 @@ import torch
 from tiny import linked, prompt, tiny
 
 import kvlab
-from kvlab.measure.machines import like, link_named
 from kvlab.place import Host, ModelledLink, TopK, Whole
 from kvlab.store import Growing
 
@@ -67,19 +66,6 @@ def test_two_threads_may_share_a_link(fetch):
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)
     assert {record.toward for record in link.records} == {"device", "host"}
-
-
-def test_bad_links():
-    model = tiny("llama")
-    for bad in ({"latency": -1}, {"latency": float("inf")}, {"page": 0}, {"timeout": 0}):
-        with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
-            ModelledLink(1e9, **bad)
-    with pytest.raises(ValueError, match="machine='A100'"):
-        like("A100", model)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="a CudaLink needs a CUDA device"):
-            link_named("cuda", model)
-    assert link_named(None, model) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
