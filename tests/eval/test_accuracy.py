@@ -73,17 +73,6 @@ def test_bytes_are_metered_per_row(asked, loaded):
     assert recompute.meter.means()["device_bytes"] == 0
 
 
-def test_lm_eval_can_make_it_from_arguments(folder):
-    from lm_eval.api.registry import get_model
-
-    made = get_model("kvlab").create_from_arg_string(
-        f"pretrained={folder},method=h2o,budget=0.5,recent=0.25",
-        {"batch_size": "auto", "device": "cpu", "max_batch_size": None},
-    )
-    assert made.method == "h2o:budget=0.5,recent=0.25"
-    assert made.max_length == 512
-
-
 def test_sampling_and_too_long_generation_are_refused(asked, loaded):
     lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1])
     cases = (({"do_sample": True, "temperature": 1}, "greedily"), ({"max_gen_toks": 600}, "600"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eval.accuracy import taskset
-from eval.accuracy.agreement import DECODED, compare, measure, prompts, summary
+from eval.accuracy.agreement import compare, measure, prompts, summary
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,6 @@ def test_methods_are_ordered_by_what_they_lose(found):
     assert 0 < kl["int8"] < kl["int4"]
     assert kl["int8"] < kl["sinks:budget=0.1"]
     assert top1["sinks:budget=0.1"] < 1.0
-
-
-def test_bytes_and_counts(found):
-    full = found["full"]["bytes"]
-    assert full["row_steps"] == 5 * DECODED
-    assert found["int4"]["bytes"]["device_bytes"] < 0.3 * full["device_bytes"]
-    assert found["recompute"]["bytes"]["device_bytes"] == 0
-    assert found["full"]["metrics"][0]["n"] == 5
 
 
 def test_batch_size_changes_nothing(loaded, ids, found):

@@ -43,11 +43,3 @@ def test_a_board_holds_what_was_asked(newest, tmp_path, capfd):
     assert len(table) == 5 and all(line.startswith(m) for line, m in zip(table[2:], board.methods))
     picture = compare.pareto(board)
     assert {"full", "int8", newest} <= {text.get_text() for text in picture.axes[0].texts}
-
-
-@pytest.mark.parametrize(
-    "methods, tasks, message", [(["h20"], ["recall"], "h20"), (["full"], ["recal"], "recal")]
-)
-def test_what_is_unknown_is_named(methods, tasks, message):
-    with pytest.raises(ValueError, match=message):
-        compare.compare(methods, tasks=tasks, limit=1)

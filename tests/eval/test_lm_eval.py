@@ -95,11 +95,6 @@ def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loade
     assert len(names) == 9 and identity(str(folder), "h2o:budget=0.3") in names
 
 
-def test_a_wrong_method_on_lm_evals_command_line_is_one_line(mine, folder, tmp_path, capsys):
-    assert run(mine, folder, tmp_path, method="h20") == 2
-    assert "did you mean h2o" in capsys.readouterr().err.strip().splitlines()[-1]
-
-
 @pytest.fixture
 def ours(folder, tmp_path):
     """Words of a quick run of our own command."""

@@ -148,12 +148,3 @@ def test_marks_and_headline(written, store):
     assert board.chance("recall") == 0.125
     assert "12.5" in page
     assert "60.0*▼" in printed.replace(" ", "")
-
-
-def test_figures_are_files_and_repeatable(written, store):
-    names = {"accuracy-held", "accuracy-moved", "ms-context"}
-    before = {name: (store.out / f"{name}.svg").read_text() for name in names}
-    assert {path.stem for path in written[2]} == names | {"report", "accuracy"}
-    assert all((store.out / f"{name}.png").stat().st_size > 5000 for name in names)
-    report.write(store, console=Console(file=io.StringIO(), width=80))
-    assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}

@@ -178,29 +178,38 @@ def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch
 KIVI = {"bits": 4, "group": 5, "recent": 7}
 
 
-@torch.no_grad()
-def test_kivi_holds_the_same_with_and_without(steps, monkeypatch):
-    """Rows with padding, one that ends, and a fork."""
+def both(make, held, steps, monkeypatch):
+    """(What 24 steps say and hold, in one call each; the same without): rows with padding, one that ends, a
+    fork, and on top in the end. make() -> a cache; held(layer) -> tensors of a layer."""
     model, found = llama(), []
     for without in (False, True):
         if without:
             monkeypatch.setattr(Fused, "of", lambda *_: None)
-        cache = kvlab.KVCache(model, store=Kivi(**KIVI))
+        cache = make(model)
         stepper, count = kvlab.Stepper(model, cache), len(steps)
-        ids, mask = left_padded([prompt(33, seed=1), prompt(30, seed=2), prompt(21, seed=3)])
+        ids, mask = left_padded([prompt(33, seed=1), prompt(14, seed=2), prompt(21, seed=3)])
         seen = [stepper.feed(ids, mask, last=True)]
         for step in range(24):
             real = torch.tensor([[1], [1], [step < 18]]) if step in (18, 19) else None
             if step == 12:
                 stepper.fork(torch.tensor([2, 0, 0]))
+            if step == 21:
+                cache.hold()
             seen.append(stepper.feed(prompt(1, 3, seed=step), real, last=True))
-            for layer in cache.layers:
-                one = layer.store
-                seen += [*one.window, *one.keys, *one.blocks, *one.values]
-                seen.append(one.recents_real[:, :, : one.filled])
+            seen += [tensor for layer in cache.layers for tensor in held(layer)]
         found.append(seen)
         assert (len(steps) - count >= 4 * 10) is not without
-    assert all(map(torch.equal, *found))
+    return found
+
+
+@torch.no_grad()
+def test_kivi_holds_the_same_with_and_without(steps, monkeypatch):
+    def held(layer):
+        one = layer.store
+        return [*one.window, *one.keys, *one.blocks, *one.values, one.recents_real[:, :, : one.filled]]
+
+    make = lambda model: kvlab.KVCache(model, store=Kivi(**KIVI))
+    assert all(map(torch.equal, *both(make, held, steps, monkeypatch)))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), 65536.0])
@@ -266,29 +275,17 @@ KEEPS = (
 @pytest.mark.parametrize("spec", KEEPS)
 @torch.no_grad()
 def test_a_keep_holds_the_same_with_and_without(spec, store, steps, monkeypatch):
-    """Positions, numbers held, and logits to the bit: rows with padding, one that ends, forks, and on top."""
-    model, found = llama(), []
-    for without in (False, True):
-        if without:
-            monkeypatch.setattr(Fused, "of", lambda *_: None)
+    """Positions, numbers held, and logits to the bit."""
+
+    def make(model):
         keep = kvlab.make_cache(model, spec).layers[0].keep.policy
-        cache = kvlab.KVCache(model, keep=keep, store=store() if callable(store) else store)
-        stepper, count = kvlab.Stepper(model, cache), len(steps)
-        ids, mask = left_padded([prompt(33, seed=1), prompt(14, seed=2), prompt(21, seed=3)])
-        seen = [stepper.feed(ids, mask, last=True)]
-        for step in range(24):
-            real = torch.tensor([[1], [1], [step < 18]]) if step in (18, 19) else None
-            if step == 12:
-                stepper.fork(torch.tensor([2, 0, 0]))
-            if step == 21:
-                cache.hold()
-            seen.append(stepper.feed(prompt(1, 3, seed=step), real, last=True))
-            for layer in cache.layers:
-                held = layer.positions >= 0
-                seen += [layer.positions, *(part[held] for part in layer.store.read(torch.device("cpu")))]
-        found.append(seen)
-        assert (len(steps) - count >= 4 * 10) is not without
-    assert all(map(torch.equal, *found))
+        return kvlab.KVCache(model, keep=keep, store=store() if callable(store) else store)
+
+    def held(layer):
+        there = layer.positions >= 0
+        return [layer.positions, *(part[there] for part in layer.store.read(torch.device("cpu")))]
+
+    assert all(map(torch.equal, *both(make, held, steps, monkeypatch)))
 
 
 @pytest.mark.parametrize("spec", ["full", "int8", "int4", "fp8"])

@@ -7,13 +7,10 @@ import importlib.util
 import json
 import os
 import random
-import re
 from urllib.parse import urlencode
 
 import pytest
-from live import FORMS, PROTOCOLS, SEED, Without, decoded, key, line, shown_for, told_of
-
-from kvlab.cache import KVCache
+from live import FORMS, SEED, key, told_of
 
 
 def until(browser, condition: str) -> None:
@@ -25,43 +22,6 @@ def test_the_page_asks_nothing_of_anybody(opened):
     assert opened.errors == []
     assert not [x for x in opened.requests if not x.startswith(("file:", "data:", "blob:"))]
     assert len([x for x in opened.requests if x.startswith("file:")]) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_the_tour_is_true_of_every_document(looked_at, rounded, form):
-    """What it takes away is the name that the model answers (now and then another than was asked for);
-    what it says of the answer is what kvlab says."""
-    (model, tokenizer), browser, rng = rounded, looked_at(), random.Random(f"{SEED} {form}")
-    name, choices = None, ()
-    while name not in choices:  # in one document of a hundred the model says no name of its text
-        document = told_of(rng, form)
-        ids = tokenizer(document.text).input_ids
-        answer = line(tokenizer, decoded(model, "full", ids, len(ids) - 1, False)["tokens"])
-        name, choices = re.split(r"\W", answer.removeprefix("is called "))[0], document.choices
-    shown_for(browser, document, method="full", protocol=PROTOCOLS[0])
-    gone = [ids.index(tokenizer(f" {name}").input_ids[0])]
-    texts = [browser.run(f"tour.go({n}).then(() => $('tour-text').textContent)") for n in range(3)]
-    assert browser.run("state.evicted") == gone, f"seed {SEED}: {document.text}"
-    assert f"“{name}” gets" in texts[1] and texts[1].endswith(f"The model says: {name}.")
-    spec = KVCache(model, keep=Without(budget=len(ids) - 2, gone=tuple(gone)))
-    word = line(tokenizer, decoded(model, spec, ids, len(ids) - 1, False)["tokens"])
-    word = re.match(r"\w+", word.removeprefix("is called "))[0]
-    says = "all the same" if word == name else f"any more, but “{word}”"
-    assert f"“{name}” has been evicted" in texts[2] and says in texts[2], f"seed {SEED}: {document.text}"
-    for step, method in ((3, "h2o"), (4, "int4")):
-        text = browser.run(f"tour.go({step}).then(() => $('tour-text').textContent)")
-        word = browser.run("$('answer').querySelector('strong').textContent")
-        held = browser.run(
-            "shown.run.steps[0].states.filter"
-            f"((state, at) => state > 1 && at % shown.run.total === {gone[0]}).length"
-        )
-        if method == "h2o":
-            assert f"“{name}” is left in {held} of 64 heads" in text
-            assert text.endswith(f"the answer is “{word}”.")
-        else:
-            assert ("the answer is the same" in text) == (word == name)
-    assert browser.errors == []
 
 
 def test_the_keyboard_alone_is_enough(looked_at):

@@ -25,15 +25,6 @@ def fed(loaded, **settings):
     return reader.feed(ids[:, -1:]), reader.cache
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"page": 16}, {"keep": "snapkv", "budget": 1}, {"keep": "norm_score", "budget": 1},
-])  # fmt: skip
-def test_what_lets_nothing_go_is_the_full_cache(loaded, settings):
-    plain = mine.Reader(loaded[0], mine.Cache())
-    plain.feed(loaded[3][:, :-1])
-    torch.testing.assert_close(fed(loaded, **settings)[0], plain.feed(loaded[3][:, -1:]))
-
-
 def test_every_part_leaves_its_mark_and_all_of_them_together(loaded):
     full, cache = fed(loaded)
     tokens, size = loaded[3].shape[1], cache.stats().device_bytes
