@@ -17,7 +17,7 @@ from kvlab.fast.recorder import check_repeats
 from kvlab.fast.suited import Unsuited
 from kvlab.methods import METHODS
 
-STEPS, PROMPT, BLOCKS = 40, 30, "kivi2:group=4,recent=6"
+STEPS, PROMPT, BLOCKS = 24, 30, "kivi2:group=4,recent=6"
 EAGER = {  # methods that no graph serves, and why
     "paged": "a store of kind Paged is written by the host",
     "kvquant": "a store of kind PreRope is written by the host",
@@ -89,11 +89,13 @@ def same(model, spec, tolerance=1e-3, **how):
     return cache, its
 
 
-@pytest.mark.parametrize("padded", [0, 7])
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in {*EAGER, *NONE}])
+REPLAYED = [name for name in METHODS if name not in {*EAGER, *NONE}]
+
+
+@pytest.mark.parametrize("name, padded", [(name, 7 * (i % 2)) for i, name in enumerate(REPLAYED)])
 def test_a_method_s_replayed_steps_are_its_steps(name, padded):
-    if padded and name.startswith("kivi"):
-        pytest.skip("blocks that hold padding are eager")
+    """Of a padded batch, every other one: blocks of kivi that hold padding are eager."""
+    padded = 0 if name.startswith("kivi") else padded
     same(tiny("llama", dtype=torch.float64), spec_of(name), padded=padded, tolerance=1e-4)
 
 

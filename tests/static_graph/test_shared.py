@@ -86,7 +86,7 @@ def test_weights_that_went_elsewhere_are_read_there(change):
     assert np.allclose(made.feed(made.manager(), [3]), expected, atol=1e-4) and kept
 
 
-@pytest.mark.parametrize("numbers", ["fp16", "int8", "integers"])
+@pytest.mark.parametrize("numbers", ["fp16", "integers"])
 def test_a_prompt_and_a_step_round_alike(numbers):
     """Each has a graph; what they hold is the same but for a last digit, and errs as far from float32."""
     model, ids = tiny("llama", **SMALL), prompt(22)[0].tolist()
@@ -99,7 +99,7 @@ def test_a_prompt_and_a_step_round_alike(numbers):
     assert made.steps == 0  # 8, 8 and 6: nothing went through the graph of one token
     assert (rows[0] == rows[1]).mean() > 0.98
     kl = [(f.softmax(-1) * (f.log_softmax(-1) - logits[2].log_softmax(-1))).sum(-1).mean() for f in logits]
-    most = {"fp16": 1e-6, "int8": 1e-3, "integers": 1e-3}[numbers]
+    most = {"fp16": 1e-6, "integers": 1e-3}[numbers]
     assert all(0 < one < most for one in kl[:2]), kl
 
 
