@@ -7,9 +7,6 @@ RIGHT = {
         "done = [False] * len(ids)\nfor _ in range(new):\n    best = model(ids)[:, -1].max(-1).indices.tolist()\n"
         "    best = [end if d else b for d, b in zip(done, best)]\n    done = [d or b == end for d, b in zip(done, best)]\n"
         "    ids = torch.hstack([ids, torch.tensor(best)[:, None]])\n    if all(done):\n        break\nreturn ids",
-        "first = ids.shape[1]\nwhile ids.shape[1] < first + new:\n    over = (ids[:, first:] == end).any(1)\n"
-        "    if over.all():\n        return ids\n    now = model(ids).argmax(-1)[:, -1]\n    now[over] = end\n"
-        "    ids = torch.cat([ids, now.unsqueeze(1)], 1)\nreturn ids",
         "rows = []\nfor row in ids:\n    row, n = row[None], 0\n    while n < new and (n == 0 or row[0, -1] != end):\n"
         "        row, n = torch.cat([row, model(row)[:, -1].argmax(-1, keepdim=True)], 1), n + 1\n    rows.append(row[0].tolist())\n"
         "longest = max(map(len, rows))\nreturn [row + [end] * (longest - len(row)) for row in rows]",

@@ -14,10 +14,6 @@ RIGHT = {
         "q = q.unflatten(0, (len(k), -1))\n"
         "s = (q @ K[:, None].mT / math.sqrt(K.shape[-1])).where(seen, torch.tensor(-math.inf))\n"
         "return [(s.softmax(-1) @ V[:, None]).flatten(0, 1), K, V]",
-        "K, V = torch.cat((K, k), 1), torch.cat((V, v), 1)\nn, t = q.shape[1], K.shape[1]\n"
-        "mask = torch.ones(n, t).tril(t - n).bool()\ng = len(q) // len(k)\n"
-        "out = torch.nn.functional.scaled_dot_product_attention(q, K.repeat_interleave(g, 0), V.repeat_interleave(g, 0), mask)\n"
-        "return out, K, V",
     ],
     "next_position": [
         "return list(range(held, held + new))",

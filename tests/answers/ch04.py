@@ -7,9 +7,6 @@ RIGHT = {
         "out = k.clone()\nfor b in range(0, len(k) - block + 1, block):\n    for c in range(k.shape[1]):\n        x = k[b : b + block, c]\n"
         "        lo, hi = x.min(), x.max()\n        if hi > lo:\n            step = (hi - lo) / (2**bits - 1)\n"
         "            out[b : b + block, c] = lo + step * ((x - lo) / step).round()\nreturn out",
-        "parts = []\nfor x in k.split(block):\n    if len(x) == block:\n        lo, hi = x.aminmax(dim=0)\n        step = (hi - lo) / (2**bits - 1)\n"
-        "        codes = torch.where(step > 0, (x - lo) / step, 0).round()\n        x = codes * step + lo\n    parts.append(x)\n"
-        "return torch.cat(parts)",
         "a = k.numpy()\nn = len(a) // block * block\nx = a[:n].reshape(-1, block, a.shape[1])\nlo, hi = x.min(1, keepdims=True), x.max(1, keepdims=True)\n"
         "step = np.maximum((hi - lo) / (2**bits - 1), 1e-20)\nread = np.rint((x - lo) / step) * step + lo\n"
         "return np.concatenate([read.reshape(n, -1) if n else a[:0], a[n:]])",

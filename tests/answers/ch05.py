@@ -17,9 +17,6 @@ RIGHT = {
     ],
     "add_up": [
         "out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\nreturn out",
-        "if so_far is None:\n    return received\nmore = received.shape[-1] - so_far.shape[-1]\n"
-        "return received + torch.nn.functional.pad(so_far, (0, more))",
         "out = received.numpy().copy()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far.numpy()\nreturn out",
-        "old = torch.zeros_like(received)\nif so_far is not None:\n    old[..., : so_far.shape[-1]] = so_far\nreturn old + received",
     ],
 }  # fmt: skip

@@ -7,8 +7,6 @@ RIGHT = {
         "arrive, leave = [], []\nfor i, (c, t) in enumerate(zip(compute, transfer)):\n"
         "    begin = max(arrive[-1:] + ([leave[i - buffers]] if i >= buffers else []) + [0])\n    arrive.append(begin + t)\n"
         "    leave.append(max(leave[-1:] + [arrive[-1]]) + c)\nreturn leave[-1]",
-        "def ready(i):\n    before = ready(i - 1) if i else 0\n    return max(before, over(i - buffers) if i >= buffers else 0) + transfer[i]\n"
-        "def over(i):\n    return max(ready(i), over(i - 1) if i else 0) + compute[i]\nreturn float(over(len(compute) - 1))",
         "done = [0.0] * buffers\nlink = 0.0\nfor c, t in zip(compute, transfer):\n    link = max(link, done[-buffers]) + t\n"
         "    done.append(max(link, done[-1]) + c)\nreturn np.float64(done[-1])",
     ],

@@ -8,11 +8,6 @@ RIGHT = {
         "    c = size.argsort(descending=True)[: round(part * d)]\n    s.append(keys[h][:, c] @ guess[h, c] / math.sqrt(d))\n"
         "near = sum(int((row > row.max() - alpha).sum()) for row in s)\nn = min(cap, -(-near // heads))\n"
         "return torch.stack(s).argsort(-1, descending=True)[:, :n]",
-        "d = keys.shape[-1]\nsize = torch.cat([queries, keys], 1).abs().mean(1)\n"
-        "mask = torch.zeros_like(guess).scatter(1, size.topk(round(part * d)).indices, 1.0)\n"
-        "s = torch.einsum('hd,htd->ht', guess * mask, keys) * d**-0.5\n"
-        "near = (s.max(1, keepdim=True).values - s < alpha).sum() / len(s)\n"
-        "return s.topk(min(cap, math.ceil(near))).indices.sort(-1).values",
         "s = []\nfor g, q, k in zip(guess.numpy(), queries.numpy(), keys.numpy()):\n"
         "    c = np.argsort(-(np.abs(q).sum(0) + np.abs(k).sum(0)))[: round(part * len(g))]\n"
         "    s.append(k[:, c] @ g[c] / np.sqrt(len(g)))\ns = np.stack(s)\n"
@@ -20,8 +15,6 @@ RIGHT = {
     ],
     "rehearse": [
         "x = inputs[layer - 1]\nx = x / (x.square().mean() + 1e-6).sqrt() * gains[layer]\nreturn weights[layer] @ x",
-        "x = norm(inputs[layer - 1], gains[layer])\nreturn (weights[layer] * x).sum(-1)",
-        "return torch.nn.functional.linear(norm(inputs[layer - 1], gains[layer]), weights[layer])",
         "return (norm(inputs[layer - 1], gains[layer])[None] @ weights[layer].T)[0].numpy()",
     ],
 }  # fmt: skip

@@ -8,11 +8,6 @@ RIGHT = {
         "n = torch.where((d <= reach) & (positions >= 0)[..., None, :], n, 1e9).amin(-1)\nscore = 1 / (1 + n)\n"
         "last = positions.max(-1, keepdim=True).values\n"
         "score[(positions < sinks) | (positions > last - recent)] = 9.0\nscore[positions < 0] = -9.0\nreturn score",
-        "b, h, s, _ = keys.shape\nout = torch.zeros(b, h, s)\nfor i in range(b):\n    for j in range(h):\n"
-        "        p, n = positions[i, j].tolist(), keys[i, j].norm(dim=-1).tolist()\n        for k in range(s):\n"
-        "            near = [n[m] for m in range(s) if p[m] >= 0 and abs(p[m] - p[k]) <= reach]\n"
-        "            safe = p[k] < sinks or p[k] > max(p) - recent\n"
-        "            out[i, j, k] = -1e9 if p[k] < 0 else 1e9 if safe else -min(near)\nreturn out",
         "n, p = np.linalg.norm(keys.numpy(), axis=-1), positions.numpy()\n"
         "far = (np.abs(p[..., :, None] - p[..., None, :]) > reach) | (p < 0)[..., None, :]\n"
         "n = -np.where(far, np.inf, np.broadcast_to(n[..., None, :], far.shape)).min(-1)\n"
@@ -21,13 +16,8 @@ RIGHT = {
     "pareto": [
         "return [i for i, (a, s) in enumerate(points)\n"
         "        if all(b < a or t > s or (b, t) == (a, s) for b, t in points)]",
-        "keep = set()\nfor i, p in enumerate(points):\n    if not any(q != p and q[0] >= p[0] and q[1] <= p[1] "
-        "for q in points):\n        keep.add(i)\nreturn keep",
         "a, s = np.array(points, dtype=float).T\n"
         "beats = (a[None] >= a[:, None]) & (s[None] <= s[:, None])\n"
         "beats &= (a[None] != a[:, None]) | (s[None] != s[:, None])\nreturn np.flatnonzero(~beats.any(1))",
-        "good = []\nfor p in sorted(points, key=lambda p: (p[1], -p[0])):\n"
-        "    if not good or p[0] > good[-1][0] or p == good[-1]:\n        good.append(p)\n"
-        "return [i for i, p in enumerate(points) if p in good][::-1]",
     ],
 }  # fmt: skip

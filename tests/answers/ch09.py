@@ -9,10 +9,6 @@ RIGHT = {
         "    best = sorted(range(len(pages)), key=lambda i: -bound[i])[:count]\n"
         "    k, v = (torch.cat([pages[i][n] for i in best]) for n in (0, 1))\n"
         "    out.append((k @ q / math.sqrt(len(q))).softmax(0) @ v)\nreturn torch.stack(out)",
-        "h, t, d = keys.shape\nn = math.ceil(t / page)\nb = torch.empty(h, n)\nfor i in range(n):\n    rows = keys[:, i * page : (i + 1) * page]\n"
-        "    b[:, i] = (query.clamp(min=0) * rows.max(1).values + query.clamp(max=0) * rows.min(1).values).sum(-1)\n"
-        "rank = b.argsort(-1, descending=True).argsort(-1)\nseen = (rank < count).repeat_interleave(page, 1)[:, :t]\n"
-        "return torch.nn.functional.scaled_dot_product_attention(query[:, None], keys, values, seen[:, None])[:, 0]",
         "b = np.stack([(query[:, None] * p).amax(1).sum(-1).numpy() for p in keys.split(page, 1)], 1)\n"
         "best = np.argsort(-b, axis=1)[:, :count]\ns = torch.einsum('hd,htd->ht', query, keys).numpy() / np.sqrt(query.shape[1])\n"
         "w = np.exp(s - s.max())\nfor head, row in enumerate(w):\n    row[[t for t in range(len(row)) if t // page not in best[head]]] = 0\n"
@@ -23,7 +19,5 @@ RIGHT = {
         "return [sum(h == head for _, h in order) for head in range(len(scores))]",
         "best = np.argsort(-scores.numpy().ravel())[:total]\n"
         "return np.bincount(best // scores.shape[1], minlength=len(scores))",
-        "rows, _ = np.unravel_index(scores.flatten().argsort(descending=True)[:total].numpy(), tuple(scores.shape))\n"
-        "return [int((rows == h).sum()) for h in range(len(scores))]",
     ],
 }  # fmt: skip

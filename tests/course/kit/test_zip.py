@@ -90,11 +90,6 @@ def test_a_chapter_runs_in_an_environment_made_from_the_zip_alone(kit, tmp_path,
     assert sum(text.startswith("not attempted") for _, text in told["texts"]) >= 4
 
 
-def test_the_chapter_that_scores_says_what_it_needs(kit):
-    (line,) = run(kit, kit / "notebooks" / "08_compare.ipynb")["ended"]
-    assert "This chapter needs lm_eval" in line and "start.sh --all" in line
-
-
 def test_what_chapters_tell_learners_to_type_works_on_the_command_line_of_the_kit(kit):
     """Typed as they stand there; what needs --all says so in one line."""
     told = typed(
@@ -120,14 +115,6 @@ def typed(kit, *lines):
         env=clean | {"SHELL": "/bin/sh"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return ran.stdout
-
-
-def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
-    again = shell(kit, "--set-up")
-    assert again.returncode == 0 and "of 4" not in again.stdout
-    (kit / ".venv" / "kit.txt").write_text("an older kit")
-    (kit / "setup" / "kvlab-0.0.9+00000000-py3-none-any.whl").write_text("a wheel of another day")
-    assert "4 of 4" in shell(kit, "--set-up").stdout
 
 
 def test_a_damaged_installation_is_mended_and_a_class_is_tabulated(kit):
