@@ -201,8 +201,8 @@ def _as_found(held, new):
 
 
 def _counts(draw):
-    held = whole(draw, 5, 8)
-    return [(0, whole(draw, 3, 6)), (held, 1), (held + 1, 1), (held + 2, whole(draw, 2, 4))]
+    held = whole(draw, 5, 30)
+    return [(0, whole(draw, 3, 9)), (held, 1), (held + 1, 1), (held + 2, whole(draw, 2, 9))]
 
 
 next_position = Exercise(
