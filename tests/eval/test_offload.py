@@ -66,7 +66,7 @@ def test_simulated_latencies_obey_the_link(quick):
 
 
 def test_the_link_experiment_at_a_small_size(tmp_path):
-    cell = walltime.link(Offload(), tokens=96, layers=3, repeats=2)
+    cell = walltime.link(Offload(), tokens=96, layers=3, repeats=1)
     rows = cell["rows"]
     found = values(rows)
     for method in walltime.LINKED:

@@ -127,7 +127,7 @@ PROMISED = [
     for methods, fp32, bf16 in ROW.findall(TABLE.read_text(encoding="utf-8"))
     for method in re.findall(r"`([^`]+)`", methods)
 ]
-STEPS = 8
+STEPS = 4
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
