@@ -5,7 +5,7 @@ import sys
 
 from setuptools import find_packages, setup
 
-LEFT_OUT = ["course.instructor*", "course.exercises*", "course.recipes*"]  # for whoever teaches or trains
+LEFT_OUT = ["course.instructor*", "course.exercises*", "course.recipes*"]  # for a clone
 DATA = {
     "kvlab": [
         "py.typed", "bill/*.json", "gating/*.txt", "workshop/checkpoint/*", "workshop/checkpoint-opt/*",

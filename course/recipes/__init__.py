@@ -1,1 +1,1 @@
-"""How the built-in models were made: rows of training text, training, export, the cards' tables."""
+"""Profiles of methods that are trained: the gates of duo, the guesses of kvzap."""

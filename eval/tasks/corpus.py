@@ -1,9 +1,8 @@
-"""The documents the workshop model learns from: stories, facts to recall, needles, chains.
+"""The documents that the workshop models learned from and tasks ask about: facts to recall, needles, chains.
 
 Every function draws from the `random.Random` it is given and from nothing else, so a seed fixes the
-text.  Seeds below `TASK_SEED` belong to training, those from it on to the lm-eval tasks and those
-from `VALID_SEED` on to validation; the wording `met` and the lists `EVAL_NAMES` and `EVAL_PLACES`
-are for evaluation only.
+text.  Seeds below `TASK_SEED` belonged to training, those from it on are the lm-eval tasks'; the wording
+`met` and the lists `EVAL_NAMES` and `EVAL_PLACES` are for evaluation only.
 
 A fact ties a key ("brown dog") to a value ("Otis").  Where the value directly follows the key the
 wording is *adjacent* (the easiest to learn: find the key, copy the next token); where the same words separate
@@ -15,17 +14,13 @@ two facts ("Mia owns the brown dog", "the brown dog sleeps in the barn").
     >>> print(d.text + d.answer)            # the text ends right before the answer
 """
 
-import json
-import lzma
 import random
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from .words import ANIMALS, COLOURS, NAMES, PLACES, THINGS
 
-TASK_SEED, VALID_SEED = 1_000_000, 2_000_000
+TASK_SEED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -49,14 +44,8 @@ class Document:
     @property
     def text(self) -> str:
         """The prompt: everything up to, and not including, the last answer."""
-        return "".join(part for part, _ in self.pieces()[:-2])
-
-    def pieces(self) -> list[tuple[str, bool]]:
-        """The whole document as (part, is it an answer?), for the weights of the training loss."""
-        parts = [(self.context, False)]
-        for question, answer in self.questions:
-            parts += [(question, False), (answer, True), (".", False)]
-        return parts
+        earlier = "".join(f"{question}{answer}." for question, answer in self.questions[:-1])
+        return self.context + earlier + self.questions[-1][0]
 
 
 @dataclass(frozen=True)
@@ -181,45 +170,6 @@ def chain(
     )
 
 
-RELATIONS = {  # what is told of an animal -> the words before it
-    "name": "is called",
-    "owner": "belongs to",
-    "place": "sleeps in the",
-}
-
-
-def several(rng: random.Random, facts: int = 9, questions: int = 1, filler: Iterable[str] = ()) -> Document:
-    """Three facts about every animal, in any order: the key alone does not find the answer."""
-    pets = keys(rng, max(1, facts // 3), ANIMALS)
-    used = rng.sample(NAMES, 2 * len(pets))
-    values = {"name": used[::2], "owner": used[1::2], "place": rng.sample(PLACES, len(pets))}
-    pairs = [(i, relation) for i in range(len(pets)) for relation in RELATIONS]
-    stated = [f"The {pets[i]} {RELATIONS[r]} {values[r][i]}." for i, r in pairs]
-    rng.shuffle(stated)
-    asked = rng.sample(pairs, min(questions, len(pairs)))
-    said = tuple((f"\nQuestion: the {pets[i]} {RELATIONS[r]}", " " + values[r][i]) for i, r in asked)
-    return Document(
-        "several",
-        scatter(rng, stated, list(filler)),
-        said,
-        tuple(v for all_of in values.values() for v in all_of),
-    )
-
-
-def update(rng: random.Random, facts: int = 9, questions: int = 1, filler: Iterable[str] = ()) -> Document:
-    """Things in places; half of them are moved later, and the last statement counts."""
-    things = keys(rng, max(2, facts * 2 // 3), THINGS)
-    order = [*range(len(things)), *rng.sample(range(len(things)), len(things) // 2)]
-    rng.shuffle(order)
-    places, last, stated = rng.sample(PLACES, len(order)), {}, []
-    for i, place in zip(order, places):
-        stated.append(f"{'Now the' if i in last else 'The'} {things[i]} is in the {place}.")
-        last[i] = place
-    asked = rng.sample(range(len(things)), min(questions, len(things)))
-    said = tuple((f"\nQuestion: the {things[i]} is in the", " " + last[i]) for i in asked)
-    return Document("update", scatter(rng, stated, list(filler)), said, tuple(places))
-
-
 WHEN = """In the morning|After lunch|Before the sun went down|On a cold day|Late in the evening|
 When the rain stopped|At noon|During the long summer|One day|All through the winter|As usual|
 On Sunday|A little later|For a while|At the end of the week|Early in spring""".replace("\n", "")
@@ -250,32 +200,3 @@ def prose(rng: random.Random, sentences: int) -> list[str]:
             )
         )
     return made
-
-
-def repeat(rng: random.Random, tokens: list[int], length: int) -> tuple[list[int], int]:
-    """A random token sequence said again and again up to `length`; also returns its period."""
-    period = rng.randint(6, max(6, length // 2))
-    once = [rng.choice(tokens) for _ in range(period)]
-    return (once * (length // period + 1))[:length], period
-
-
-def stories(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Texts from .txt files (one text each), .jsonl or .jsonl.xz files (rows with `text`), without
-    empty lines, headings (`# ...`) and rules (`---`)."""
-    for path in map(Path, paths):
-        if path.suffix == ".txt":
-            yield plain(path.read_text(encoding="utf-8"))
-            continue
-        opened = lzma.open if path.suffix == ".xz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            yield from (plain(json.loads(line)["text"]) for line in lines)
-
-
-def plain(text: str) -> str:
-    lines = (line.strip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith(("#", "---")))
-
-
-def sentences(text: str) -> list[str]:
-    """The sentences of a text, split after a full stop, question or exclamation mark."""
-    return [s for s in re.split(r"(?<=[.!?\"])\s+", text) if s]

@@ -52,5 +52,3 @@ tunnel quarry farm inn shop bank theatre hospital office garage chapel lighthous
 """)
 
 EVAL_PLACES = _words("prison factory cinema jungle bedroom nursery village airport stadium canyon")
-
-ALL = NAMES + EVAL_NAMES + COLOURS + ANIMALS + THINGS + PLACES + EVAL_PLACES

@@ -18,8 +18,6 @@ MAKERS = {
     "met": lambda rng: corpus.recall(rng, 8, "met"),
     "needle": lambda rng: corpus.needle(rng, 20),
     "chain": lambda rng: corpus.chain(rng, 6),
-    "several": lambda rng: corpus.several(rng, 9),
-    "update": lambda rng: corpus.update(rng, 9),
 }
 
 
@@ -30,7 +28,7 @@ def test_seed_fixes_text_and_answer_stands_in_it(name):
     assert first != other
     assert first.answer.startswith(" ") and first.answer.strip() in first.choices
     assert f" {first.answer.split()[-1]}" in first.context
-    assert first.text + first.answer + "." == "".join(part for part, _ in first.pieces())
+    assert first.text.startswith(first.context) and first.text.endswith(first.questions[-1][0])
     assert len(set(first.choices)) == len(first.choices)
 
 
@@ -42,20 +40,6 @@ def test_question_repeats_a_key_that_is_stated_once(name):
         key = " ".join(question.removesuffix(" is called").removesuffix(" is in the").split()[-2:])
         assert document.context.count(key) == 1
         assert document.context.index(key) < document.context.index(answer)
-
-
-def test_last_statement_counts():
-    changed = 0
-    for seed in range(20):
-        document = corpus.update(random.Random(seed), 9, questions=9)
-        assert document.context.count(". Now the ") == 3 and len(document.questions) == 6
-        for question, answer in document.questions:
-            key = " ".join(question.split()[2:4])
-            stated = [s for s in document.context.split(".") if f"he {key} is in the" in s]
-            assert stated[-1].endswith(f"he {key} is in the{answer}")
-            assert [s.strip().startswith("Now") for s in stated] == [False, True][: len(stated)]
-            changed += len(stated) == 2
-    assert changed == 20 * 3
 
 
 def test_lists_are_large_and_disjoint():
