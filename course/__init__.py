@@ -7,7 +7,7 @@ python -m course try                                            run the learner 
 python -m course lab                                            the learner edition in lab/, to work in
 python -m course workshop                                       the zips for learners and instructors
 python -m course slides [--pdf]                                 build/slides, one page a chapter
-python -m course drawings                                       what each chapter opens with, as SVG
+python -m course drawings                                       the strips and the moving story, as SVG
 python -m course smollm2                                        what the chapters show of SmolLM2, measured
 python -m course site                                           the sources of the static site
 python -m course agenda [--hours 3]                             the instructor's agendas, or one of them

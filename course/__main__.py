@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("studies", nargs="*")
     one = verbs.add_parser("words", help="store what a real model writes under each method")
     one.add_argument("model", help="smollm2, or a GGUF file of a model that writes code")
-    verbs.add_parser("drawings", help="draw the chapters' pictures and the story into notebooks/drawings")
+    verbs.add_parser("drawings", help="draw the strips and the story into notebooks/drawings")
     one = verbs.add_parser("slides", help="write the slides of every chapter and of the talk")
     one.add_argument("--out", type=Path, default=Path("build/slides"))
     one.add_argument("--pdf", action="store_true", help="print them, too (needs Chromium or Chrome)")
@@ -100,9 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
 
             words.measure(given.model)
         elif given.verb == "drawings":
-            from . import drawings
+            from . import moving, strips
 
-            print(*drawings.write(), sep="\n")
+            print(*strips.write(editions.DRAWINGS), moving.write(editions.DRAWINGS), sep="\n")
         elif given.verb == "agenda":
             from .instructor import agenda
 

@@ -271,3 +271,10 @@ def _clause(d: Moving, found: Heard) -> None:
         with d.moved((second, 0), (second + 1, 1)):
             d.text(RIGHT, 298 + 46 * row, told)
             d.box(RIGHT + 84, 275 + 46 * row, 236, 34, said, fill="#ffffff", dashed=bool(row))
+
+
+def write(folder: Path) -> Path:
+    """Draw the story into a folder, as SVG; returns the file."""
+    path = folder / "story.svg"
+    path.write_text(story().svg(), encoding="utf-8")
+    return path

@@ -49,7 +49,7 @@ def draw(sentence: str, rows: list[str]) -> Drawing:
         if not bar:
             raise ValueError(f"{row!r}: expected label | boxes | note")
         if rest.strip().startswith("->"):
-            drawing.arrow(LEFT + 12, y - 4, LEFT + 12, y + LINE - 10, colour=GREY)
+            drawing.arrow(LEFT + 12, y - 4, LEFT + 12, y + LINE - 10)
             drawing.text(LEFT + 30, y + 16, rest.strip()[2:].strip(), colour=INK)
             y += LINE
             continue
@@ -60,7 +60,7 @@ def draw(sentence: str, rows: list[str]) -> Drawing:
         x = LEFT
         for place, group in enumerate(boxes.split("=>")):
             if place:
-                drawing.arrow(x + 8, y + SIDE / 2, x + 38, y + SIDE / 2, colour=GREY)
+                drawing.arrow(x + 8, y + SIDE / 2, x + 38, y + SIDE / 2)
                 x += 50
             for letter, words in _boxes(group):
                 x = _box(drawing, x, y, letter, words)
