@@ -40,7 +40,7 @@ from .reproduce.peers import Peers
 from .reproduce.steps import Steps
 from .reproduce.studies import Reproduce
 from .speed.speed import Speed
-from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
+from .studies.measurements import Attention, Offload, Perplexity
 
 
 @dataclass(kw_only=True)
@@ -101,14 +101,12 @@ class Merge(Measurement):
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (
-    Accuracy, Speed, Steps, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Peers, Reproduce, Report,
-    Merge,
+    Accuracy, Speed, Steps, Attention, Offload, Perplexity, Gpu, Peers, Reproduce, Report, Merge,
 )  # fmt: skip
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
-    Offload: ".report.studies", Quant: ".report.studies", StaticGraph: ".report.studies", Gpu: ".gpu.page",
-    Attention: ".reproduce.documents", Peers: ".reproduce.documents", Steps: ".reproduce.documents",
-    Reproduce: ".reproduce.documents",
+    Offload: ".report.studies", Gpu: ".gpu.page", Attention: ".reproduce.documents",
+    Peers: ".reproduce.documents", Steps: ".reproduce.documents", Reproduce: ".reproduce.documents",
 }  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("measure accuracy, agreement and speed, then write the report", (Accuracy, Speed))} | {
@@ -130,10 +128,9 @@ def parser() -> Parser:
     commands.add_parser(LM_EVAL, help="run lm-eval's command line, which knows --model kvlab", add_help=False)
     for name, (about, kinds) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
-        for one, owner in {field.name: (field, kind) for kind in kinds for field in options(kind)}.values():
+        for one in {field.name: field for kind in kinds for field in options(kind)}.values():
             how = dict(one.metadata)
             how |= {"nargs": "+"} if how.pop("many", False) else {}
-            how |= {"help": how["help"](owner)} if callable(how["help"]) else {}
             if how.pop("positional", False):
                 command.add_argument(one.name, **how)
             else:

@@ -51,12 +51,12 @@ for extra, (gone, commands) in json.loads(sys.argv[1]).items():
 """
 NEEDS = {  # {extra: commands that need it}
     "eval": (
-        "eval all --limit 1", "eval accuracy --tasks piqa", "eval speed", "eval perplexity", "eval quant",
+        "eval all --limit 1", "eval accuracy --tasks piqa", "eval speed", "eval perplexity",
         "eval offload", "eval attention", "eval report --out .",
         "eval lm-eval run --model kvlab --tasks recall",
     ),
     "course": ("course text x.ipynb", "course slides", "course workshop"),
-    "static-graph": ("eval static-graph", "ask --method padded:length=64 --context about.txt --question who"),
+    "static-graph": ("ask --method padded:length=64 --context about.txt --question who"),
     "gguf": ("ask --model tiny.gguf --context about.txt --question who", "gate --model tiny.gguf"),
     "ray": ("eval accuracy --on ray",),
     "humaneval": ("eval accuracy --jobs 0 --tasks humaneval_local --confirm-run-unsafe-code --limit 1",),

@@ -41,8 +41,8 @@ class Cell:
 
 
 def option(text, default=None, **how):
-    """A field that is an option: its help (or a function of the measurement's class that gives it), and what
-    `ArgumentParser.add_argument` is to know of it; `many`: several words, which spaces or commas separate."""
+    """A field that is an option: its help, and what `ArgumentParser.add_argument` is to know of it; `many`:
+    several words, which spaces or commas separate."""
     return field(default=default, metadata={"help": text, **how})
 
 

@@ -1,4 +1,4 @@
-"""The studies for readers: files of rows, tables, and the content of docs/offloading.md."""
+"""The measurement `offload` for readers: a file of rows, tables, and the pictures of docs/offloading.md."""
 
 from __future__ import annotations
 
@@ -17,42 +17,26 @@ from .plots import save
 
 def report(measurement, store, show, wanted: list) -> None:
     """Write and print what every experiment found."""
-    cells = measurement.found(store, show.line)
-    if measurement.name == "static-graph":
-        by_label(cells, store.out)
-    else:
-        write(cells, store.out, measurement.name)
+    write(measurement.found(store, show.line), store.out)
 
 
-def by_label(cells: dict[str, dict], out: Path) -> None:
-    """Write OUT/measured.json, {experiment: {threads, rows}}, whose rows are {label: numbers}; print them."""
-    measured = {
-        name: {"threads": cell["machine"]["threads"], "rows": cell["rows"]} for name, cell in cells.items()
-    }
-    write_json(out / "measured.json", measured)
-    for name, found in measured.items():
-        rows = pandas.Series(found["rows"]).apply(pandas.Series)
-        print(
-            f"\n{name}, {found['threads']} thread:\n{rows.to_string(na_rep='', float_format='{:.4g}'.format)}"
-        )
-
-
-def write(cells: dict[str, dict], out: Path, name: str) -> None:
-    """Write OUT/NAME.json, the rows of all experiments, and OUT/NAME-machine.json; print the rows. Simulated
-    latencies are drawn, and so are timelines of the modelled link, which are files for Perfetto besides."""
-    write_json(out / f"{name}.json", [row for cell in cells.values() for row in cell["rows"]])
+def write(cells: dict[str, dict], out: Path) -> None:
+    """Write OUT/offload.json, the rows of all experiments, and OUT/offload-machine.json; print the rows.
+    Simulated latencies are drawn, and so are timelines of the modelled link, which are files for Perfetto
+    besides."""
+    write_json(out / "offload.json", [row for cell in cells.values() for row in cell["rows"]])
     for experiment, cell in cells.items():
-        write_json(out / f"{name}-machine.json", cell["machine"])
+        write_json(out / "offload-machine.json", cell["machine"])
         rows = pandas.DataFrame(cell["rows"]).drop(columns="experiment")
         print(f"\n{experiment}:\n{rows.to_string(index=False, na_rep='–', float_format='{:.5g}'.format)}")
         print(*cell.get("notes", ()), sep="\n")
         for method, spans in cell.get("timelines", {}).items():
             timeline = Timeline([Span(**span) for span in spans])
-            stem = out / f"{name}-timeline-{name_of(method).replace('+', '-')}"
+            stem = out / f"offload-timeline-{name_of(method).replace('+', '-')}"
             timeline.save(stem.with_suffix(".json"))
             save(plots.gantt(timeline, title=method), stem)
     if "latency" in cells:
-        save(latency(cells["latency"]["rows"]), out / f"{name}-latency")
+        save(latency(cells["latency"]["rows"]), out / "offload-latency")
 
 
 def latency(rows: list[dict], measured: dict[str, tuple[float, float]] | None = None):

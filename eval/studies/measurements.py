@@ -9,30 +9,47 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
-from kvlab.extras import EXTRAS
-
 from ..accuracy.taskset import STORIES
 from ..core.comparable import differences, said
 from ..core.digests import code_digest, digest, model_digest
 from ..core.errors import Failed, Problem, describe
-from ..core.measurement import Cell, Collected, Measurement, OfMethods, OnModel, count, option
+from ..core.measurement import Cell, Collected, OfMethods, OnModel, count, option
 
 LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
 
 
 @dataclass(kw_only=True)
-class Study(Measurement):
-    """A measurement of named experiments, one cell each, made in this process.
+class Offload(OnModel):
+    """The measurements of InfiniGen (Lee et al. 2024), each beside the published number: named experiments,
+    one cell each, made in this process.
 
-    `makers`: {experiment: the module beside the study's whose EXPERIMENTS holds it}; an experiment takes the
-    study and returns what its cell is to hold.
+    makers: {experiment: the module whose EXPERIMENTS holds it}; an experiment takes the measurement and
+    returns what its cell is to hold.
     """
 
-    makers: ClassVar[dict[str, str]]
+    name = home = "offload"
+    about = "measure or simulate the claims of InfiniGen (offload.json, timelines and a figure)"
+    threads = 1  # the link's threads have the other cores
+    makers: ClassVar[dict[str, str]] = {
+        "similarity": ".offload.rehearsal",
+        "recall": ".offload.rehearsal",
+        "latency": ".offload.simulated",
+        "breakdown": ".offload.simulated",
+        "link": ".offload.walltime",
+        "bandwidth": ".offload.simulated",
+    }
 
     experiments: tuple[str, ...] = option(
-        lambda kind: f"{', '.join(kind.makers)} (default: all)", (), many=True, metavar="NAME"
+        f"{', '.join(makers)} (default: all)", (), many=True, metavar="NAME"
     )
+    _loaded: dict = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def models(self) -> list[str]:
+        """The model, or by default every workshop model."""
+        from kvlab.models import EMBEDDED
+
+        return [name for name in EMBEDDED if EMBEDDED[name].is_dir()] if self.model is None else [self.model]
 
     def check(self) -> None:
         super().check()
@@ -41,46 +58,13 @@ class Study(Measurement):
                 raise Problem(f"--experiments {name}: expected one of {', '.join(self.makers)}")
 
     def cell(self, experiment: str) -> Cell:
-        """The cell of an experiment."""
-        raise NotImplementedError
+        """The cell of an experiment, which names its methods itself."""
+        models = [model_digest(name) for name in self.models]
+        config = self.configuration(models=models, stories=digest([STORIES]), threads=self.threads)
+        return Cell(self.model_name, "", f"{self.name}:{experiment}", config)
 
     def cells(self) -> list[Cell]:
         return [self.cell(name) for name in self.experiments or self.makers]
-
-    def task(self, experiment: str) -> str:
-        return f"{self.name}:{experiment}"
-
-    def make(self, cell: Cell) -> dict:
-        name = cell.task.removeprefix(self.task(""))
-        room = type(self).__module__.rpartition(".")[0]
-        return import_module(self.makers[name], room).EXPERIMENTS[name](self)
-
-    def found(self, store, say) -> dict[str, dict]:
-        """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line
-        says which were made under other settings."""
-        found, unlike = {}, {}
-        for name, cell in ((name, self.cell(name)) for name in self.makers):
-            if stored := store.stored(cell):
-                if reasons := differences(stored["config"], cell.config):
-                    unlike[name] = reasons
-                else:
-                    found[name] = stored
-        if unlike:
-            say(f"left out, made under other settings: {said(unlike)}")
-        return found
-
-
-@dataclass(kw_only=True)
-class ModelStudy(Study, OnModel):
-    """A study of loaded models, which its experiments share."""
-
-    _loaded: dict = field(default_factory=dict, init=False, repr=False)
-
-    def cell(self, experiment: str) -> Cell:
-        settings = {"stories": digest([STORIES]), "threads": self.threads}
-        # an experiment names its methods itself
-        config = self.configuration(**settings)
-        return Cell(self.model_name, "", self.task(experiment), config)
 
     def load(self, name: str | None = None):
         """(model, tokenizer), loaded once; default: the study's own model."""
@@ -97,98 +81,24 @@ class ModelStudy(Study, OnModel):
     def make(self, cell: Cell) -> dict:
         import torch
 
-        found = super().make(cell)
+        name = cell.task.removeprefix(f"{self.name}:")
+        found = import_module(self.makers[name], __package__).EXPERIMENTS[name](self)
         devices = [str(model.device) for model, _ in self._loaded.values()]
         return {"device": devices[0] if devices else "cpu", "threads": torch.get_num_threads()} | found
 
-
-@dataclass(kw_only=True)
-class Offload(ModelStudy):
-    """The measurements of InfiniGen (Lee et al. 2024), each beside the published number."""
-
-    name = home = "offload"
-    about = "measure or simulate the claims of InfiniGen (offload.json, timelines and a figure)"
-    threads = 1  # the link's threads have the other cores
-    makers = {
-        "similarity": ".offload.rehearsal",
-        "recall": ".offload.rehearsal",
-        "sensitivity": ".offload.quality",
-        "latency": ".offload.simulated",
-        "breakdown": ".offload.simulated",
-        "link": ".offload.walltime",
-        "pool": ".offload.quality",
-        "bandwidth": ".offload.simulated",
-        "accuracy": ".offload.quality",
-        "turnover": ".offload.claims",
-        "fetched": ".offload.claims",
-        "columns": ".offload.claims",
-        "knee": ".offload.claims",
-        "repeats": ".offload.claims",
-    }
-
-    @property
-    def models(self) -> list[str]:
-        """The model, or by default every workshop model."""
-        from kvlab.models import EMBEDDED
-
-        return [name for name in EMBEDDED if EMBEDDED[name].is_dir()] if self.model is None else [self.model]
-
-    def configuration(self, **more) -> dict:
-        models = [model_digest(name) for name in self.models]
-        return super().configuration(models=models, **more)
-
-
-@dataclass(kw_only=True)
-class Quant(ModelStudy, OfMethods):
-    """What bits buy, and what re-quantizing costs."""
-
-    name = home = "quant"
-    about = "measure accuracy against true bits per value, and the drift of re-quantization (quant.json)"
-    makers = dict.fromkeys(("bits", "drift"), ".quant")
-
-    methods: tuple[str, ...] = option("methods of the experiment bits", (
-        "full", "int8", "int8:group=8", "int4", "int4:group=8", "int4:axis=channel", "int4:symmetric=false",
-        "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
-    ), many=True, metavar="METHOD")  # fmt: skip
-
-    def cell(self, experiment: str) -> Cell:
-        cell = super().cell(experiment)
-        if experiment != "drift":
-            cell.config["methods"] = [list(pair) for pair in self.codes.items()]
-        return cell
-
-
-@dataclass(kw_only=True)
-class StaticGraph(Study):
-    """Padded static buffers measured beside what people use."""
-
-    name = "static-graph"
-    home = "static_graph"
-    needs = (*Study.needs, *EXTRAS["static-graph"])
-    about = "measure padded buffers on a static-graph engine beside other caches (measured.json and tables)"
-    parts = (
-        "engines-512",
-        "managing",
-        "prompt",
-        "wide",
-        "numbers",
-        "memory",
-        "drift",
-        "requests",
-        "engines-2048",
-    )
-    makers = dict.fromkeys(parts, ".static_graph")
-
-    threads: int = option("threads of torch (default: 1)", 1, type=count)
-
-    def cell(self, experiment: str) -> Cell:
-        config = {
-            "model": model_digest(None),
-            "code": code_digest(),
-            "stories": digest([STORIES]),
-            "threads": self.threads,
-        }
-        return Cell("workshop", "", self.task(experiment), config)
+    def found(self, store, say) -> dict[str, dict]:
+        """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line
+        says which were made under other settings."""
+        found, unlike = {}, {}
+        for name, cell in ((name, self.cell(name)) for name in self.makers):
+            if stored := store.stored(cell):
+                if reasons := differences(stored["config"], cell.config):
+                    unlike[name] = reasons
+                else:
+                    found[name] = stored
+        if unlike:
+            say(f"left out, made under other settings: {said(unlike)}")
+        return found
 
 
 @dataclass(kw_only=True)

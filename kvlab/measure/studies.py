@@ -113,22 +113,14 @@ def strongest_columns(query: Tensor, keys: Tensor, ratio: float) -> Tensor:
     return (queried + keys.float().abs().sum(1)).topk(count, dim=-1).indices
 
 
-def strongest_of_sum(query: Tensor, keys: Tensor, ratio: float) -> Tensor:
-    """As `strongest_columns`, by |Q + K|, as Gong, Yi and Zhang (2024) print it: where a query and its key
-    differ in sign they take from each other."""
-    added = query.float().unflatten(0, (keys.shape[0], -1)) + keys.float()[:, None]
-    count = max(1, round(ratio * keys.shape[-1]))
-    return added.abs().mean(1).sum(1).topk(count, dim=-1).indices
-
-
 def found(
     passage: Passage, layer: int, budget: float, *, ratio: float = 1.0, matrix: Tensor | None = None,
-    guess: bool = True, last: int = 32, columns=strongest_columns,
+    guess: bool = True, last: int = 32,
 ) -> tuple[float, float]:  # fmt: skip
     """How well a cheap choice of tokens agrees with the true scores, over the last queries of a passage.
 
     budget: part of the past tokens that is chosen. ratio: part of the columns that the choice looks at,
-    picked by the tokens before the last queries (columns: how). matrix: the layer's skewing matrices (None:
+    picked by the tokens before the last queries. matrix: the layer's skewing matrices (None:
     no skewing). guess: choose with the rehearsed query, else with the true one. last: how many queries.
     Returns (recall: part of the true top tokens that are chosen; weight: part of the attention on past
     tokens that they receive), means over queries and KV heads.
@@ -141,7 +133,7 @@ def found(
     true = scores(query[:, -last:], keys, passage.scaling)
     if matrix is not None:
         query, asked, keys = (skewed(x, matrix) for x in (query, asked, keys))
-    some = columns(query[:, :-last], keys[:, :-last], ratio)
+    some = strongest_columns(query[:, :-last], keys[:, :-last], ratio)
     cheap = scores(asked[:, -last:], keys, passage.scaling, some)
     position = torch.arange(passage.tokens, device=keys.device)
     later = position >= position[-last:, None]  # [last, tokens]; the newest token is there anyway

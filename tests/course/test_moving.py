@@ -7,6 +7,7 @@ import json
 from course import moving
 from course.teaching import contract, lease
 
+
 def test_its_scenes_say_what_the_bill_and_the_model_say():
     story, found = moving.story(), moving.heard()
     said = [sentence for _, sentence in story.scenes]

@@ -12,12 +12,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 import kvlab
 from eval.__main__ import main
 from eval.core.results import Store
+from eval.report import studies as shown
 from eval.speed import models
-from eval.studies import quant, static_graph
+from eval.studies.offload import simulated
+from eval.studies.offload.published import row
 from kvlab import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,25 +48,22 @@ def small(monkeypatch):
     monkeypatch.setitem(speed.CONTEXTS, "model", (32, 1024))
     monkeypatch.setattr(speed, "REPEATS", 1)
     monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic"])
-    bits = {"experiment": "bits", "method": "full", "unit": "", "tokens": 8}
-    values = {"accuracy": 90.0, "perplexity": 20.0, "bits per value": 32.0}
-    rows = [bits | {"metric": metric, "value": value} for metric, value in values.items()]
-    monkeypatch.setitem(quant.EXPERIMENTS, "bits", lambda study: {"rows": rows})
-    monkeypatch.setitem(static_graph.EXPERIMENTS, "prompt", lambda study: {"rows": {"chunks of 1": 2.0}})
+    made = [row("latency", system, 1.0, "ms", "simulated", 2048) for system in ("full", "infinigen")]
+    monkeypatch.setitem(simulated.EXPERIMENTS, "latency", lambda study: {"rows": made})
+    monkeypatch.setattr(shown, "latency", lambda rows: Figure())
 
 
 @pytest.mark.parametrize(
     ("words", "kinds"),
     [
         (["all", "--tasks", "recall", "--methods", "full", "int8", "--jobs", "0"], ("accuracy", "speed")),
-        (["quant", "--experiments", "bits"], ("quant",)),
-        (["static-graph", "--experiments", "prompt"], ("static-graph",)),
+        (["offload", "--experiments", "latency"], ("offload",)),
     ],
 )
 def test_a_finished_run_says_so_and_shows_its_tables(
     small, folder, tmp_path, capsys, monkeypatch, words, kinds
 ):
-    model = [] if words[0] == "static-graph" else ["--model", str(folder)]
+    model = ["--model", str(folder)]
     words = [*words, *model, "--out", str(tmp_path / "out")]
     assert main(words) == 0
     first = capsys.readouterr()

@@ -64,7 +64,7 @@ def refused(capsys, *words: str) -> str:
         (["report", "--out", "nowhere"], "no results"),
         (["merge", "nowhere", "--out", "there"], "no cells"),
         (["all", "--suite", "attention"], "invalid choice: 'attention'"),
-        (["static-graph", "--experiments", "egnines"], "expected one of engines-512"),
+        (["offload", "--experiments", "latncy"], "expected one of similarity, recall, latency"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):

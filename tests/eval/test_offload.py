@@ -74,7 +74,7 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
         kinds = {row["kind"] for row in rows if row["system"] == method}
         assert kinds == {"modelled", "simulated"}
     cell |= {"machine": {}}
-    shown.write({"link": json.loads(json.dumps(cell))}, tmp_path, "offload")
+    shown.write({"link": json.loads(json.dumps(cell))}, tmp_path)
     assert len(list(tmp_path.glob("offload-timeline-*.json"))) == len(walltime.LINKED)
     assert (tmp_path / "offload-timeline-infinigen.png").stat().st_size > 5000
 
