@@ -6,6 +6,7 @@ import torch
 from course.teaching.check.answer import same, same_shape, weights_of
 from course.teaching.check.draw import whole
 from course.teaching.check.exercise import Choice, Exercise
+from course.teaching.check.planted import MISTAKES, RIGHT
 
 # 1. A step with a cache: prefill and decode are the same few lines.
 
@@ -13,32 +14,6 @@ from course.teaching.check.exercise import Choice, Exercise
 def _later(new, total):
     """What each of the `new` last tokens may not look at yet, `[new, total]`."""
     return torch.ones(new, total).triu(total - new + 1).bool()
-
-
-def _step_with(
-    join=lambda past, now: torch.cat([past, now], dim=1),
-    later=_later,
-    share=lambda kept, times: kept.repeat_interleave(times, 0),
-    scale=lambda d: d**-0.5,
-    over=-1,
-    weigh=lambda weights, values, keys: weights @ values,
-    give=lambda out, K, V, q: (out, K, V),
-    remember=lambda past, made: made,
-):
-    """The step with one of its parts exchanged."""
-
-    def step(q, k, v, K, V):
-        old = K, V
-        K, V = join(K, k), join(V, v)  # [kv_heads, held + new, d]
-        keys, values = share(K, len(q) // len(k)), share(V, len(q) // len(k))  # [heads, held + new, d]
-        scores = q @ keys.mT * scale(q.shape[-1])  # [heads, new, held + new]
-        weights = scores.masked_fill(later(*scores.shape[1:]), -torch.inf).softmax(over)
-        return give(weigh(weights, values, keys), remember(old[0], K), remember(old[1], V), q)
-
-    return step
-
-
-_step = _step_with()
 
 
 def _steps(draw):
@@ -70,71 +45,9 @@ def _seen(r, right, places=None):
 
 attend_step = Exercise(
     "attend_step",
-    _step,
+    RIGHT["attend_step"],
     _steps,
-    {
-        "the new keys come before the old ones: join them behind, so that tokens keep their order": _step_with(
-            lambda past, now: torch.cat([now, past], dim=1)
-        ),
-        "the cache is returned as it came: it must grow by the new keys and values": _step_with(
-            remember=lambda past, made: past
-        ),
-        "only the new keys and values are returned: return those of the past with them": _step_with(
-            remember=lambda past, made: made[:, past.shape[1] :]
-        ),
-        "the new token attends to the cache alone: it attends to itself, too": (
-            lambda q, k, v, K, V: (
-                (q @ K.repeat_interleave(len(q) // len(k), 0).mT * K.shape[-1] ** -0.5).softmax(-1)
-                @ V.repeat_interleave(len(q) // len(k), 0),
-                torch.cat([K, k], 1),
-                torch.cat([V, v], 1),
-            )
-        ),
-        "the tokens of a prompt attend to later ones: the mask is missing": _step_with(
-            later=lambda new, total: torch.zeros(new, total).bool()
-        ),
-        "the mask forgets the tokens that are held: the i-th new token has position held + i": _step_with(
-            later=lambda new, total: torch.ones(new, total).triu(1).bool()
-        ),
-        "the mask is off by one: each new token attends to the one after it": _step_with(
-            later=lambda new, total: torch.ones(new, total).triu(total - new + 2).bool()
-        ),
-        "query heads that share a KV head are neighbours: repeat_interleave, not repeat": _step_with(
-            share=lambda kept, times: kept.repeat(times, 1, 1)
-        ),
-        "only the first KV head is used: every group of query heads has its own": _step_with(
-            share=lambda kept, times: kept[:1].expand(times * len(kept), -1, -1)
-        ),
-        "the scores are not divided by the root of d": _step_with(scale=lambda d: 1.0),
-        "the scores are divided by d: divide by its root": _step_with(scale=lambda d: 1 / d),
-        "the scores are multiplied by the root of d: divide by it": _step_with(scale=lambda d: d**0.5),
-        "the softmax runs over the queries: it must run over the keys (dim=-1)": _step_with(over=1),
-        "the weights multiply the keys: they belong to the values": _step_with(
-            weigh=lambda weights, values, keys: weights @ keys
-        ),
-        "the output alone is returned: the next step needs K and V, too": _step_with(
-            give=lambda out, K, V, q: out
-        ),
-        "K and V are exchanged in what you return: the order is out, K, V": _step_with(
-            give=lambda out, K, V, q: (out, V, K)
-        ),
-        "the output comes last in what you return: the order is out, K, V": _step_with(
-            give=lambda out, K, V, q: (K, V, out)
-        ),
-        "the repeated keys and values are returned: a cache holds one for each KV head": _step_with(
-            give=lambda out, K, V, q: (
-                out,
-                K.repeat_interleave(len(q) // len(K), 0),
-                V.repeat_interleave(len(q) // len(V), 0),
-            )
-        ),
-        "the queries are returned, too: no later step needs them": _step_with(
-            give=lambda out, K, V, q: (out, q, K, V)
-        ),
-        "the oldest tokens leave when new ones come: a cache grows": _step_with(
-            remember=lambda past, made: made[:, made.shape[1] - max(past.shape[1], 1) :]
-        ),
-    },
+    MISTAKES["attend_step"],
     "prefill and decode are the same lines: what is held, what is new, and which token sees which",
     grows=(
         "a decode step with one head",
@@ -191,10 +104,6 @@ attend_step = Exercise(
 # 2. The planted bug: the position of the new token.
 
 
-def _next_position(held, new):
-    return torch.arange(held, held + new)
-
-
 def _as_found(held, new):
     begin = max(held - 1, 0)  # behind the last token that is held
     return torch.arange(begin, begin + new)
@@ -207,46 +116,9 @@ def _counts(draw):
 
 next_position = Exercise(
     "next_position",
-    _next_position,
+    RIGHT["next_position"],
     _counts,
-    {
-        "the positions begin at 0: they begin at `held`": lambda held, new: torch.arange(new),
-        "the first new token gets the position of the last one that is held": (
-            lambda held, new: _as_found(held, new)
-        ),
-        "every position is too small by 1: with 6 tokens held (0 to 5), the next position is 6": (
-            lambda held, new: torch.arange(held, held + new) - 1
-        ),
-        "every position is too large by 1: with 6 tokens held (0 to 5), the next position is 6": (
-            lambda held, new: torch.arange(held, held + new) + 1
-        ),
-        "those are the positions of all tokens: only the new ones are fed": lambda held, new: torch.arange(
-            held + new
-        ),
-        "all new tokens get the same position: each comes one after the token before it": (
-            lambda held, new: torch.full((new,), held)
-        ),
-        "one position too many: range and arange stop before their end": (
-            lambda held, new: torch.arange(held, held + new + 1)
-        ),
-        "the arguments of arange are begin and end, not begin and length": (
-            lambda held, new: torch.arange(held, new)
-        ),
-        "those are the positions of the tokens in the cache: the new ones come after them": (
-            lambda held, new: torch.arange(held)
-        ),
-        "that is the number of tokens, not the positions of the new ones": lambda held, new: held + new,
-        "the order is reversed: the first of the new tokens has position `held`": (
-            lambda held, new: torch.arange(held, held + new).flip(0)
-        ),
-        "those are the two ends: every new token needs its own position": (
-            lambda held, new: (held, held + new)
-        ),
-        "that is one position: every new token needs its own": lambda held, new: held,
-        "every position is too large by `new`: the first new token has position `held`": (
-            lambda held, new: torch.arange(held + new, held + 2 * new)
-        ),
-    },
+    MISTAKES["next_position"],
     "a token's position is the number of tokens before it",
     holds="indices",
     given=_as_found,

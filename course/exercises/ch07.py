@@ -1,44 +1,13 @@
 # ruff: noqa: E501 (a sentence is one line)
 """Chapter 7: InfiniGen."""
 
-import math
-
 import torch
 
 from course.teaching.check.answer import same, same_rows
 from course.teaching.check.exercise import Choice, Exercise
+from course.teaching.check.planted import MISTAKES, RIGHT
 
 # 1. What a layer will fetch: columns, a partial score, the alpha rule.
-
-
-def _chosen(
-    size=lambda queries, keys: queries.abs().sum(1) + keys.abs().sum(1),
-    take=lambda size, count: size.topk(count).indices,
-    kept=lambda part, d: round(part * d),
-    width=lambda d, columns: d,
-    read=lambda x: x,
-    top=lambda scores: scores.amax(-1, keepdim=True),
-    near=lambda scores, top, alpha: scores > top - alpha,
-    count=lambda counts: math.ceil(counts.mean().item()),
-    capped=min,
-    best=lambda scores, count: scores.topk(count).indices,
-    asks=lambda guess, queries: guess,
-):
-    """InfiniGen's choice with one part exchanged."""
-
-    def choose(queries, keys, guess, part, alpha, cap):
-        tokens, d = keys.shape[1:]
-        columns = take(size(queries, keys), kept(part, d)).expand(len(keys), -1)
-        q = asks(guess, queries).gather(-1, columns)  # [heads, c]
-        k = keys.gather(-1, columns[:, None].expand(-1, tokens, -1))  # [heads, tokens, c]
-        scores = read((k @ q[..., None])[..., 0] / width(d, columns) ** 0.5)  # [heads, tokens]
-        counts = near(scores, top(scores), alpha).sum(-1).float()  # [heads]
-        return best(scores, max(1, min(capped(cap, count(counts)), tokens)))
-
-    return choose
-
-
-_choose = _chosen()
 
 
 def _choose_as_found(queries, keys, guess, part, alpha, cap):
@@ -79,104 +48,9 @@ _TESTS = {  # of an answer that passes the tests before this one
 
 choose = Exercise(
     "choose",
-    _choose,
+    RIGHT["choose"],
     _guesses,
-    {
-        "all columns are used: take `part` of them": _chosen(kept=lambda part, d: d),
-        "the first columns are used: each head takes those that are largest over the prompt": _chosen(
-            take=lambda size, count: torch.arange(count).expand(len(size), -1)
-        ),
-        "the columns of head 0 are used for all heads: each chooses its own": _chosen(
-            take=lambda size, count: size[:1].topk(count).indices
-        ),
-        "the heads choose their columns together; each chooses its own": _chosen(
-            take=lambda size, count: size.sum(0, keepdim=True).topk(count).indices
-        ),
-        "the number of columns is rounded up: use round(part * d)": _chosen(
-            kept=lambda part, d: math.ceil(part * d)
-        ),
-        "the number of columns is rounded down: use round(part * d)": _chosen(
-            kept=lambda part, d: int(part * d)
-        ),
-        "the smallest columns are used: take the largest": _chosen(
-            take=lambda size, count: size.topk(count, largest=False).indices
-        ),
-        "the queries alone choose the columns: add the magnitudes of the keys": _chosen(
-            size=lambda queries, keys: queries.abs().sum(1)
-        ),
-        "the keys alone choose the columns: add the magnitudes of the queries": _chosen(
-            size=lambda queries, keys: keys.abs().sum(1)
-        ),
-        "the columns are summed with their signs, so that positive and negative values cancel: take abs()": _chosen(
-            size=lambda queries, keys: queries.sum(1) + keys.sum(1)
-        ),
-        "you add queries and keys before you take magnitudes: add the magnitudes of both": _chosen(
-            size=lambda queries, keys: (queries + keys).abs().sum(1)
-        ),
-        "the largest magnitude of each column chooses: add up the magnitudes of all tokens": _chosen(
-            size=lambda queries, keys: queries.abs().amax(1) + keys.abs().amax(1)
-        ),
-        "you multiply the magnitudes of queries and keys: the rule adds them": _chosen(
-            size=lambda queries, keys: queries.abs().sum(1) * keys.abs().sum(1)
-        ),
-        "the newest query of the prompt asks: the guess must ask": _chosen(
-            asks=lambda guess, queries: queries[:, -1]
-        ),
-        "you divide by the root of the number of columns: divide by the root of d": _chosen(
-            width=lambda d, columns: columns.shape[-1]
-        ),
-        "the scores are not divided by the root of d": _chosen(width=lambda d, columns: 1),
-        "the scores are divided by d: divide by its root": _chosen(width=lambda d, columns: d**2),
-        "all heads share one maximum: each has its own": _chosen(top=lambda scores: scores.max()),
-        "alpha is taken from the mean score: take it from the largest": _chosen(
-            top=lambda scores: scores.mean(-1, keepdim=True)
-        ),
-        "you compare the scores with alpha: compare them with the largest score minus alpha": _chosen(
-            near=lambda scores, top, alpha: scores > alpha
-        ),
-        "you count the scores below the maximum minus alpha: count those above it": _chosen(
-            near=lambda scores, top, alpha: scores <= top - alpha
-        ),
-        "the mean count is rounded down: round it up": _chosen(
-            count=lambda counts: math.floor(counts.mean().item())
-        ),
-        "you cut off the mean and add 1, which is too many when it is whole: round it up": _chosen(
-            count=lambda counts: int(counts.mean().item()) + 1
-        ),
-        "you take the largest count of any head: take the mean over the heads": _chosen(
-            count=lambda counts: int(counts.max().item())
-        ),
-        "you take the smallest count of any head: take the mean over the heads": _chosen(
-            count=lambda counts: int(counts.min().item())
-        ),
-        "the counts of the heads are added up: take their mean": _chosen(
-            count=lambda counts: int(counts.sum().item())
-        ),
-        "the cap is missing: fetch at most cap tokens": _chosen(capped=lambda cap, count: count),
-        "you always fetch cap tokens: cap is only the most that is allowed": _chosen(
-            capped=lambda cap, count: cap
-        ),
-        "the tokens with the lowest scores are fetched: take the highest": _chosen(
-            best=lambda scores, count: scores.topk(count, largest=False).indices
-        ),
-        "the tokens with the largest magnitudes are fetched: a score far below zero is a low one": _chosen(
-            best=lambda scores, count: scores.abs().topk(count).indices
-        ),
-        "those are the scores: return the tokens that have them (.indices)": _chosen(
-            best=lambda scores, count: scores.topk(count).values
-        ),
-        "head 0 chooses the tokens for all heads: each fetches its own": _chosen(
-            best=lambda scores, count: scores[:1].topk(count).indices.expand(len(scores), -1)
-        ),
-        "every number is too large by 1: tokens are counted from 0": _chosen(
-            best=lambda scores, count: scores.topk(count).indices + 1
-        ),
-        "the newest tokens are fetched: take those with the largest scores": _chosen(
-            best=lambda scores, count: torch.arange(scores.shape[1] - count, scores.shape[1]).expand(
-                len(scores), -1
-            )
-        ),
-    },
+    MISTAKES["choose"],
     "a few columns choose, alpha says how many, and each head fetches its own",
     alike=same_rows,
     holds="indices",
@@ -217,10 +91,6 @@ def _norm(x, gain):
     return x * torch.rsqrt(x.pow(2).mean() + 1e-6) * gain
 
 
-def _rehearse(layer, inputs, gains, weights):
-    return weights[layer] @ _norm(inputs[layer - 1], gains[layer])
-
-
 def norm(x, gain):
     return _norm(x, gain)
 
@@ -236,67 +106,9 @@ def _blocks(draw):
 
 rehearse = Exercise(
     "rehearse",
-    _rehearse,
+    RIGHT["rehearse"],
     _blocks,
-    {
-        "that is the query of the layer before: take W_q and the norm of the layer itself": (
-            lambda i, x, g, w: w[i - 1] @ _norm(x[i - 1], g[i - 1])
-        ),
-        "W_q belongs to the layer before: take the one of the layer itself": (
-            lambda i, x, g, w: w[i - 1] @ _norm(x[i - 1], g[i])
-        ),
-        "the gain belongs to the layer before (as in the official code): take the one of the layer itself": (
-            lambda i, x, g, w: w[i] @ _norm(x[i - 1], g[i - 1])
-        ),
-        "the input is that of the layer itself, which is not known yet: take the one of the layer before": (
-            lambda i, x, g, w: w[i] @ _norm(x[i], g[i])
-        ),
-        "the norm is missing: W_q multiplies the normed input": (lambda i, x, g, w: w[i] @ x[i - 1]),
-        "you multiply by the gain and do not divide by the root of the mean square: call norm": (
-            lambda i, x, g, w: w[i] @ (x[i - 1] * g[i])
-        ),
-        "the norm is missing, and W_q belongs to the layer before": lambda i, x, g, w: w[i - 1] @ x[i - 1],
-        "the input is that of the layer itself, which is not known yet, and the norm is missing": lambda i, x, g, w: (
-            w[i] @ x[i]
-        ),
-        "the input is that of two layers before: take the one of the layer before": (
-            lambda i, x, g, w: w[i] @ _norm(x[i - 2], g[i])
-        ),
-        "that is the query of layer + 1: compute the one of `layer`, from the input of layer - 1": (
-            lambda i, x, g, w: w[min(i + 1, len(w) - 1)] @ _norm(x[i], g[min(i + 1, len(g) - 1)])
-        ),
-        "W_q is transposed: the query is W_q @ x": (lambda i, x, g, w: _norm(x[i - 1], g[i]) @ w[i]),
-        "W_q is transposed, and W_q and gain belong to the layer before": lambda i, x, g, w: (
-            _norm(x[i - 1], g[i - 1]) @ w[i - 1]
-        ),
-        "the norm comes after W_q: it must come before": lambda i, x, g, w: _norm(w[i] @ x[i - 1], g[i]),
-        "the input is normed twice: once is enough, with the gain of the layer itself": (
-            lambda i, x, g, w: w[i] @ _norm(_norm(x[i - 1], g[i - 1]), g[i])
-        ),
-        "you multiply element by element: W_q @ x is the product of a matrix and a vector": (
-            lambda i, x, g, w: w[i] * _norm(x[i - 1], g[i])
-        ),
-        "that is the normed input: the query is W_q times it": lambda i, x, g, w: _norm(x[i - 1], g[i]),
-        "the gain is missing: norm multiplies by it": (
-            lambda i, x, g, w: w[i] @ _norm(x[i - 1], torch.ones_like(g[i]))
-        ),
-        "input and gain are exchanged: take the input of the layer before, and the gain of the layer itself": (
-            lambda i, x, g, w: w[i] @ _norm(x[i], g[i - 1])
-        ),
-        "input, gain and W_q all belong to the wrong layer: the input must be early, the other two the layer's own": (
-            lambda i, x, g, w: w[i - 1] @ _norm(x[i], g[i - 1])
-        ),
-        "you add the gain: norm multiplies by it": lambda i, x, g, w: w[i] @ (_norm(x[i - 1], 1) + g[i]),
-        "you add 1 to the gain, as Gemma does: this model does not": (
-            lambda i, x, g, w: w[i] @ _norm(x[i - 1], g[i] + 1)
-        ),
-        "you add the input to the normed input: W_q multiplies the normed input alone": (
-            lambda i, x, g, w: w[i] @ (_norm(x[i - 1], g[i]) + x[i - 1])
-        ),
-        "norm and product are right, and you add the input: that is done after attention": (
-            lambda i, x, g, w: x[i - 1] + w[i] @ _norm(x[i - 1], g[i])
-        ),
-    },
+    MISTAKES["rehearse"],
     "the layer's own norm and weights, on the input of the layer before",
     given=_as_found,
     signs={

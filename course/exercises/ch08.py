@@ -5,49 +5,9 @@ import torch
 
 from course.teaching.check.answer import plain, same_shape
 from course.teaching.check.exercise import Exercise
+from course.teaching.check.planted import MISTAKES, RIGHT
 
 # 1. A Keep of one's own: small keys stay with their neighbours, and what must stay by rule.
-
-
-def _apart(positions):
-    """How far the tokens of two slots stand from each other in the text."""
-    return (positions[..., :, None] - positions[..., None, :]).abs()
-
-
-def _scored(
-    norm=lambda keys: -keys.norm(dim=-1),
-    apart=_apart,
-    near=lambda apart, reach: apart <= reach,
-    there=lambda positions: positions >= 0,
-    among=lambda scores: scores.amax(-1),
-    newest=lambda positions: positions.amax(-1, keepdim=True),
-    window=lambda positions, last, recent: positions > last - recent,
-    first=lambda positions, sinks: positions < sinks,
-    above=torch.inf,
-    empty=lambda positions: positions < 0,
-    below=-torch.inf,
-    give=lambda score: score,
-):
-    """The score with one part exchanged."""
-
-    def norm_score(keys, positions, sinks, recent, reach):
-        score = norm(keys)
-        beside = near(apart(positions), reach) & there(positions)[..., None, :]
-        score = among(score[..., None, :].expand(beside.shape).masked_fill(~beside, -torch.inf))
-        score = score.masked_fill(window(positions, newest(positions), recent), above)
-        score = score.masked_fill(first(positions, sinks), above)
-        return give(score.masked_fill(empty(positions), below))
-
-    return norm_score
-
-
-_norm_score = _scored()
-
-
-def _mean(scores):
-    """Over what is no infinity."""
-    there = scores > -torch.inf
-    return scores.masked_fill(~there, 0).sum(-1) / there.sum(-1).clamp(min=1)
 
 
 def _same_ranking(one, other):
@@ -108,93 +68,9 @@ def _discordant(score, wanted, equal):
 
 norm_score = Exercise(
     "norm_score",
-    _norm_score,
+    RIGHT["norm_score"],
     _slots,
-    {
-        "the largest keys come first: high scores stay, so the sign must be negative": _scored(
-            lambda keys: keys.norm(dim=-1)
-        ),
-        "a sum of the channels is no norm: positive and negative values cancel": _scored(
-            lambda keys: -keys.sum(-1)
-        ),
-        "a sum of the channels is no norm, and large scores stay": _scored(lambda keys: keys.sum(-1)),
-        "the sum of the magnitudes is another norm: take the root of the sum of squares": _scored(
-            lambda keys: -keys.abs().sum(-1)
-        ),
-        "the largest channel is another norm: take the root of the sum of squares": _scored(
-            lambda keys: -keys.abs().amax(-1)
-        ),
-        "you take the norm over the heads, too: every head has its own": _scored(
-            lambda keys: -keys.norm(dim=(1, 3), keepdim=False)[:, None].expand(keys.shape[:3])
-        ),
-        "those are the slots in the order of their norms: return a score for each slot": _scored(
-            lambda keys: keys.norm(dim=-1).argsort(-1).float()
-        ),
-        "the norm is not used: all slots get the same score": _scored(
-            lambda keys: torch.zeros(keys.shape[:3])
-        ),
-        "the newest tokens may go: they must come before all others": _scored(
-            window=lambda positions, last, recent: torch.zeros_like(positions).bool()
-        ),
-        "only the newest token is safe: the `recent` newest must be": _scored(
-            window=lambda positions, last, recent: positions == last
-        ),
-        "one token too many is safe: with `recent` = 1 it is the newest alone": _scored(
-            window=lambda positions, last, recent: positions >= last - recent
-        ),
-        "the first tokens may go: positions below `sinks` must come before all others": _scored(
-            first=lambda positions, sinks: torch.zeros_like(positions).bool()
-        ),
-        "one sink too many: positions start at 0, so compare with <, not <=": _scored(
-            first=lambda positions, sinks: positions <= sinks
-        ),
-        "you take the last slots for the newest tokens: a slot may hold any token, so look at `positions`": _scored(
-            window=lambda positions, last, recent: (
-                torch.arange(positions.shape[-1]) >= positions.shape[-1] - recent
-            ).expand_as(positions)
-        ),
-        "you take the first slots for the first tokens: a slot may hold any token, so look at `positions`": _scored(
-            first=lambda positions, sinks: (torch.arange(positions.shape[-1]) < sinks).expand_as(positions)
-        ),
-        "an empty slot (position -1) counts as one of the first tokens: it must come after all others": _scored(
-            empty=lambda positions: torch.zeros_like(positions).bool()
-        ),
-        "the first and the newest tokens come after all others: their infinity must be positive": _scored(
-            above=-torch.inf
-        ),
-        "the largest position of all heads in a row counts as the newest: each head has its own": _scored(
-            newest=lambda positions: positions.amax((1, 2), keepdim=True)
-        ),
-        "the largest position of all rows and heads counts as the newest: each head has its own": _scored(
-            newest=lambda positions: positions.amax()
-        ),
-        "the neighbours are not used: a token scores as the best one within `reach` of it": _scored(
-            near=lambda apart, reach: apart == 0
-        ),
-        "you take the mean of the neighbours: take the best of them": _scored(among=_mean),
-        "the worst neighbour decides: the best one must": _scored(
-            among=lambda scores: scores.masked_fill(scores.isinf(), torch.inf).amin(-1)
-        ),
-        "tokens at a distance of `reach` are left out: they count, too": _scored(
-            near=lambda apart, reach: apart < reach + (reach == 0)
-        ),
-        "tokens at a distance of reach + 1 count: they are too far": _scored(
-            near=lambda apart, reach: apart <= reach + (reach > 0)
-        ),
-        "you take neighbouring slots for neighbouring tokens: look at `positions`": _scored(
-            apart=lambda positions: _apart(torch.arange(positions.shape[-1]).expand_as(positions))
-        ),
-        "only the tokens before it count as neighbours: those after it do, too": _scored(
-            apart=lambda positions: (
-                (positions[..., :, None] - positions[..., None, :])
-                .float()
-                .masked_fill(positions[..., :, None] < positions[..., None, :], torch.inf)
-            )
-        ),
-        "an empty slot counts as a neighbour: it holds no token": _scored(
-            there=lambda positions: torch.ones_like(positions).bool()
-        ),
-    },
+    MISTAKES["norm_score"],
     "small keys stay with their neighbours, the first and the newest always, and an empty slot never",
     alike=_same_ranking,
     grows=(

@@ -4,23 +4,9 @@
 from course.teaching.check.answer import same_members
 from course.teaching.check.draw import shuffled, whole
 from course.teaching.check.exercise import Choice, Exercise
+from course.teaching.check.planted import MISTAKES, RIGHT
 
 # 2. The Pareto front, with a bug.
-
-
-def _front(points):
-    def beaten(a, s):
-        return any(b >= a and t <= s and (b, t) != (a, s) for b, t in points)
-
-    return [i for i, (a, s) in enumerate(points) if not beaten(a, s)]
-
-
-def _either(points):
-    return [
-        i
-        for i, (a, s) in enumerate(points)
-        if not any((b > a or t < s) and (b, t) != (a, s) for b, t in points)
-    ]
 
 
 def _as_found(points):
@@ -29,55 +15,6 @@ def _as_found(points):
         return (b > a or t < s) and other != point
 
     return [i for i, point in enumerate(points) if not any(beats(other, point) for other in points)]
-
-
-def _left(points, beats):
-    """The indices of the points that no other beats; beats(b, t, a, s): accuracy and bytes of each."""
-    return [
-        i
-        for i, (a, s) in enumerate(points)
-        if not any(beats(b, t, a, s) for b, t in points if (b, t) != (a, s))
-    ]
-
-
-def _inaccurate(points):
-    return _left(points, lambda b, t, a, s: b <= a and t <= s)
-
-
-def _turned(points):
-    return _left(points, lambda b, t, a, s: b <= a and t >= s)
-
-
-def _first_of_equals(points):
-    return [i for i in _front(points) if points[i] not in points[:i]]
-
-
-def _neighbour(points):
-    return [i for i in range(len(points)) if i == 0 or 0 in _front([points[i], points[i - 1]])]
-
-
-def _beaten_by_all(points):
-    def beaten(a, s):
-        others = [(b, t) for b, t in points if (b, t) != (a, s)]
-        return bool(others) and all(b >= a and t <= s for b, t in others)
-
-    return [i for i, (a, s) in enumerate(points) if not beaten(a, s)]
-
-
-def _strict(points):
-    return [i for i, (a, s) in enumerate(points) if not any(b > a and t < s for b, t in points)]
-
-
-def _large(points):
-    return [
-        i
-        for i, (a, s) in enumerate(points)
-        if not any(b >= a and t >= s and (b, t) != (a, s) for b, t in points)
-    ]
-
-
-def _beats_itself(points):
-    return [i for i, (a, s) in enumerate(points) if not any(b >= a and t <= s for b, t in points)]
 
 
 def _tables(draw):
@@ -116,47 +53,9 @@ _POINTS = {
 
 pareto = Exercise(
     "pareto",
-    _front,
+    RIGHT["pareto"],
     _tables,
-    {
-        "one that is better in one of the two and worse in the other does not beat a method": (_either),
-        "one that is equal in one of the two and better in the other beats a method, too: use >= and <=": _strict,
-        "the comparison of the bytes is reversed: fewer are better": _large,
-        "every point beats itself, so nothing is left: equal points must not": _beats_itself,
-        "the comparison of the accuracies is reversed: more is better": _inaccurate,
-        "both comparisons are reversed: those are the methods that beat no other": _turned,
-        "those are the points themselves: return their indices": lambda points: [
-            points[i] for i in _front(points)
-        ],
-        "those are the methods that are beaten: return the others": lambda points: [
-            i for i in range(len(points)) if i not in _front(points)
-        ],
-        "only the most accurate is left: smaller ones may be on the front, too": lambda points: [
-            max(range(len(points)), key=lambda i: points[i])
-        ],
-        "only the smallest is left: larger, more accurate ones are on the front, too": lambda points: [
-            min(range(len(points)), key=lambda i: points[i][1])
-        ],
-        "that is a mask: return the indices": lambda points: [
-            i in _front(points) for i in range(len(points))
-        ],
-        "every index is too large by 1: indices start at 0": lambda points: [i + 1 for i in _front(points)],
-        "of two equal points one is dropped: a point does not beat its equals": _first_of_equals,
-        "nothing is left out: a point goes when any other one beats it": lambda points: list(
-            range(len(points))
-        ),
-        "each point is compared with the one before it only: compare it with all others": _neighbour,
-        "a point goes only when all others beat it: one is enough (`any`)": _beaten_by_all,
-        "a more accurate method beats whatever its bytes: it must have no more of them": lambda points: [
-            i for i, (a, s) in enumerate(points) if not any(b > a for b, t in points)
-        ],
-        "one that is as accurate and smaller must beat a point, too": lambda points: [
-            i for i, (a, s) in enumerate(points) if not any(b > a and t <= s for b, t in points)
-        ],
-        "one that is as small and more accurate must beat a point, too": lambda points: [
-            i for i, (a, s) in enumerate(points) if not any(b >= a and t < s for b, t in points)
-        ],
-    },
+    MISTAKES["pareto"],
     "no other method is at least as good as these in both",
     alike=same_members,
     holds="indices",

@@ -9,10 +9,12 @@ import difflib
 import math
 import re
 
-from . import key, tally
+from . import key, planted, tally
 from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED, NUMBERS
 
 _key = key.read()
+for _text in _key["answers"].values():
+    planted.read(_text)
 for _file, _text in _key["checks"].items():
     _text = _text.replace("from course.", f"from {__package__.partition('.')[0]}.")  # installed: kvlab_course
     exec(compile(_text, _file, "exec"), {"__name__": _file})

@@ -1,8 +1,8 @@
 """The key to the exercises: compressed text, so that nobody reads an answer by accident.
 
-`key.z` is made from the checks in course/exercises/ and from what is folded away in notebooks/ (hints,
-solutions, answers to the questions of *Predict* and *Quiz*), neither of which a learner is handed. After a
-change there:
+`key.z` is made from the answers and checks in course/exercises/ and from what is folded away in notebooks/
+(hints, solutions, answers to the questions of *Predict* and *Quiz*), neither of which a learner is handed.
+After a change there:
 
     python course/teaching/check/key.py
 """
@@ -24,17 +24,20 @@ HELP = re.compile(r"Hint \d|Solution")
 
 
 def read() -> dict:
-    """{"checks": {file name: its text}, "help": {exercise: {"hints": three texts, "solution": text}},
-    "questions": {"2.1", the first of chapter 2: {choice or "Answer": text}}}"""
+    """{"answers" and "checks": {file name: its text}, "help": {exercise: {"hints": three texts, "solution":
+    text}}, "questions": {"2.1", the first of chapter 2: {choice or "Answer": text}}}"""
     return json.loads(zlib.decompress(KEY.read_bytes()))
 
 
 def make() -> dict:
     """The same from the sources."""
-    checks = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in sorted((ROOT / "course/exercises").glob("*.py"))
-    }
+    answers, checks = (
+        {
+            path.name: path.read_text(encoding="utf-8")
+            for path in sorted((ROOT / "course/exercises").glob(kind))
+        }
+        for kind in ("*.txt", "*.py")
+    )
     found, asked = {}, {}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = [
@@ -47,7 +50,7 @@ def make() -> dict:
         folded = [fold for kind, source in cells if kind == "markdown" for fold in questions(source)]
         for number, fold in enumerate(folded, 1):
             asked[f"{int(path.name[:2])}.{number}"] = fold
-    return {"checks": checks, "help": found, "questions": asked}
+    return {"answers": answers, "checks": checks, "help": found, "questions": asked}
 
 
 def exercise_of(source: str) -> str:

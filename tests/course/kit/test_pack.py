@@ -80,6 +80,9 @@ def secrets() -> dict[str, str]:
     for path in sorted((ROOT / "course/exercises").glob("*.py")):
         for said in re.findall(r'^ +"(.{40,}?)"[,:]', path.read_text(encoding="utf-8"), re.M):
             found[plain(said)] = path.name
+    for path in sorted((ROOT / "course/exercises").glob("*.txt")):
+        for said in re.findall(r"^> (.{40,})$", path.read_text(encoding="utf-8"), re.M):
+            found[plain(said)] = path.name
     for path in (ROOT / "course" / "instructor").rglob("*"):
         if path.is_file() and path.suffix != ".html":  # the quiz's form, which learners get
             lines = path.read_text(encoding="utf-8", errors="ignore").splitlines()
