@@ -56,7 +56,7 @@ NEEDS = {  # {extra: commands that need it}
         "eval lm-eval run --model kvlab --tasks recall",
     ),
     "course": ("course text x.ipynb", "course slides", "course workshop"),
-    "static-graph": ("ask --method padded:length=64 --context about.txt --question who"),
+    "static-graph": ("ask --method padded:length=64 --context about.txt --question who",),
     "gguf": ("ask --model tiny.gguf --context about.txt --question who", "gate --model tiny.gguf"),
     "ray": ("eval accuracy --on ray",),
     "humaneval": ("eval accuracy --jobs 0 --tasks humaneval_local --confirm-run-unsafe-code --limit 1",),

@@ -28,7 +28,7 @@ class Offload(OnModel):
     """
 
     name = home = "offload"
-    about = "measure or simulate the claims of InfiniGen (offload.json, timelines and a figure)"
+    about = "measure or simulate the claims of InfiniGen (offload.json and timelines)"
     threads = 1  # the link's threads have the other cores
     makers: ClassVar[dict[str, str]] = {
         "similarity": ".offload.rehearsal",
@@ -36,7 +36,6 @@ class Offload(OnModel):
         "latency": ".offload.simulated",
         "breakdown": ".offload.simulated",
         "link": ".offload.walltime",
-        "bandwidth": ".offload.simulated",
     }
 
     experiments: tuple[str, ...] = option(

@@ -12,12 +12,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 import kvlab
 from eval.__main__ import main
 from eval.core.results import Store
-from eval.report import studies as shown
 from eval.speed import models
 from eval.studies.offload import simulated
 from eval.studies.offload.published import row
@@ -50,7 +48,6 @@ def small(monkeypatch):
     monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic"])
     made = [row("latency", system, 1.0, "ms", "simulated", 2048) for system in ("full", "infinigen")]
     monkeypatch.setitem(simulated.EXPERIMENTS, "latency", lambda study: {"rows": made})
-    monkeypatch.setattr(shown, "latency", lambda rows: Figure())
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,9 @@ def quick(tmp_path_factory):
         return out, run(out, "latency", "breakdown")
 
 
-def test_the_file_holds_the_rows_and_figures_are_drawn(quick):
+def test_the_file_holds_the_rows(quick):
     out, rows = quick
     assert all(list(row) == KEYS and row["kind"] == "simulated" for row in rows)
-    assert all((out / f"offload-latency.{form}").stat().st_size > 5000 for form in ("svg", "png"))
     assert json.loads((out / "offload-machine.json").read_text())["threads"] == 1
 
 

@@ -5,6 +5,7 @@ The texts are named as in docs/sources.md.
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +99,11 @@ def test_bandwidth_that_longchat_requires(thousands):
         assert prints(required_bandwidth(found, float(decode) / 1e3), over_decode)
     else:
         assert abs(required_bandwidth(found, float(decode) / 1e3) - float(over_decode)) < 0.0075
+    ends = (float(decode) + away for away in (0, 0.005, -0.005))
+    exact, least, most = (required_bandwidth(found, ms / 1e3) for ms in ends)
+    row = f"| {thousands}K | {decode} | {over_decode} | {exact:.2f} | {least:.3f} to {most:.3f} |"
+    page = Path(__file__).resolve().parents[2] / "docs" / "offloading.md"
+    assert row in page.read_text(encoding="utf-8")
 
 
 def test_a_tenth_of_longchats_cache_fits_through_pcie():

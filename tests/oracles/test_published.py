@@ -12,7 +12,6 @@ from eval.studies.offload.simulated import (
     ASKED,
     BLOCK,
     BY_ALPHA,
-    LONGCHAT,
     MACHINE,
     MOST_FETCHED,
     ON_DEVICE,
@@ -20,7 +19,6 @@ from eval.studies.offload.simulated import (
     SPEEDUPS,
     breakdown,
     latency,
-    longchat,
 )
 from kvlab.arithmetic import SHAPES
 from kvlab.measure import simulate
@@ -156,32 +154,6 @@ def test_weights_on_the_host_take_away_most_of_the_gain(gains):
             gains[system, f"OPT-30B, batch 4, {run.name}", 2048] for run in (AS_RUN, ON_DEVICE)
         )
         assert as_run - 1 < 0.3 * (on_device - 1)
-
-
-def test_the_experiment_recomputes_the_longchat_table():
-    """Four rows to the digit, two a hundredth below; all six for some time that is printed as theirs. Both
-    pages that tell of it say so."""
-    rows = {
-        (row["system"].removeprefix("Longchat-7B, "), row["tokens"]): row for row in longchat("bandwidth")
-    }
-    for tokens in LONGCHAT:
-        prefill, decode = (rows[what, tokens] for what in ("prefill", "decode"))
-        assert f"{prefill['value']:.2f}" == f"{prefill['published']:.2f}"
-        below = 0.01 if tokens in (8031, 32031) else 0.0
-        assert f"{decode['value']:.2f}" == f"{decode['published'] - below:.2f}"
-        least, most = (rows[f"decode, at {end}", tokens]["value"] for end in ("least", "most"))
-        assert f"{least:.2f}" <= f"{decode['published']:.2f}" or least <= decode["published"] + 0.005
-        assert most >= decode["published"] - 0.005
-    for page in ("offloading", "sources"):
-        text = " ".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split())
-        assert "four of the six rows come out to the digit and two a hundredth below" in text
-    table = (ROOT / "docs" / "offloading.md").read_text(encoding="utf-8")
-    for tokens, (_, ms, _, printed) in LONGCHAT.items():
-        found, least, most = (
-            rows[f"decode{end}", tokens]["value"] for end in ("", ", at least", ", at most")
-        )
-        line = f"| {tokens // 1000}K | {ms} | {printed:.2f} | {found:.2f} | {least:.3f} to {most:.3f} |"
-        assert line in table
 
 
 def test_accuracy_by_the_number_of_keys():

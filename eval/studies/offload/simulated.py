@@ -1,21 +1,20 @@
 """Experiments with simulated schedules: the times of larger models and machines.
 
-The published numbers are of InfiniGen's evaluation (Lee et al. 2024; shares of transfers and the table of
-Longchat-7B as Gong, Yi and Zhang 2024 print them): an A6000 behind PCIe 3, beside FlexGen, here `offload`.
-They are compared with simulations of the settings they were run with (`AS_RUN`); kvlab's own schedule on that
-machine (`OVERLAPPED`) has separate rows.
+The published numbers are of InfiniGen's evaluation (Lee et al. 2024; shares of transfers as Gong, Yi and
+Zhang 2024 print them): an A6000 behind PCIe 3, beside FlexGen, here `offload`. They are compared with
+simulations of the settings they were run with (`AS_RUN`); kvlab's own schedule on that machine (`OVERLAPPED`)
+has separate rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kvlab.arithmetic import MACHINES, SHAPES, kv_bytes, prefill_flops, required_bandwidth
+from kvlab.arithmetic import MACHINES, SHAPES, kv_bytes, prefill_flops
 from kvlab.measure import simulate
-from kvlab.measure.machines import like, measured_layer_seconds
 from kvlab.models import ModelShape
 
-from .published import MEASURED, MODELLED, SIMULATED, row
+from .published import SIMULATED, row
 
 SPEEDUPS = {  # OPT-13B, batch 8: times faster than FlexGen
     "offload+int4": {512: 1.28, 1024: 1.46, 1536: 1.56, 2048: 1.61},
@@ -23,17 +22,7 @@ SPEEDUPS = {  # OPT-13B, batch 8: times faster than FlexGen
     "infinigen": {512: 1.71, 1024: 2.75, 1536: 3.86, 2048: 5.28},
 }
 TRANSFER_SHARE = {"offload": 96.9, "offload+h2o": 91.8}  # per cent of a step, OPT-13B, 8 rows of 2,048
-# Longchat-7B, 16 bits, batch 1: ms of prefill and decode step, bandwidth required by each. Printed as 1K to
-# 32K and GB/s; the figures are those of 1,000 K + 31 tokens, in GiB/s.
-LONGCHAT = {
-    1031: (172.59, 27.99, 2.92, 17.99), 2031: (327.27, 30.73, 3.03, 32.27),
-    4031: (670.07, 36.05, 2.94, 54.60), 8031: (1343.27, 46.91, 2.92, 83.60),
-    16031: (3026.89, 68.35, 2.59, 114.52), 32031: (7640.90, 112.46, 2.05, 139.08),
-}  # fmt: skip
 BLOCK = 1.52  # InfiniGen's time of a block over the ideal, of the same model and rows
-PRINTED = 0.005  # ms that a time may be away from how it is printed
-GIB = 2**30
-LINKS = {"PCIe 3": 16e9, "PCIe 4": 28e9, "PCIe 5": 64e9, "NVLink-C2C": 450e9}
 MACHINE = MACHINES["A6000-PCIe3"]
 WRITTEN = {"offload+int4": 4.25 / 16, "offload+h2o": 0.2}  # part of a prompt's bytes that goes to the host
 BLOCKS = (4, 7)  # layers from the middle, as chapter 7 draws them
@@ -181,57 +170,4 @@ def parts(run: Run) -> list[dict]:
     ]
 
 
-def bandwidth(study) -> dict:
-    """8. Bytes per second that whole-layer offloading asks of its link: the published table recomputed, and
-    this model on this machine."""
-    name, rows = "bandwidth", longchat("bandwidth")
-    needed = {
-        one["tokens"]: one["value"] * GIB / 1e9 for one in rows if one["system"] == "Longchat-7B, decode"
-    }
-    rows += saturated(name, "Longchat-7B", needed, SIMULATED)
-    model, _ = study.load()
-    shape, needed = ModelShape.of(model), {}
-    longest = shape.context or 16384
-    for tokens in [n for n in (128, 256, 512, 1024, 2048, 4096, 8192) if n <= longest]:
-        tokens = min(tokens, longest - 8)
-        seconds = measured_layer_seconds(model, tokens) * shape.layers
-        size = kv_bytes(shape, tokens, bits=8 * model.dtype.itemsize)
-        needed[tokens] = required_bandwidth(size, seconds) / 1e9
-        rows.append(row(name, f"{study.model_name}, decode", needed[tokens], "GB/s", MEASURED, tokens))
-    notes = []
-    for machine in MACHINES:
-        scaled = like(machine, model)
-        notes.append(f"{machine}: {scaled}")
-        label = f"{study.model_name}: link like {machine}"
-        rows.append(row(name, label, scaled.bandwidth / 1e9, "GB/s", MODELLED, min(2048, longest - 8)))
-    return {"rows": rows + saturated(name, study.model_name, needed, MEASURED), "notes": notes}
-
-
-def longchat(name: str) -> list[dict]:
-    """The table of Longchat-7B from its printed times, and the range of a step's bandwidth, given that its
-    time is printed to two decimals of a millisecond."""
-    rows = []
-    for tokens, (prefill, decode, first, then) in LONGCHAT.items():
-        size = kv_bytes(SHAPES["Longchat-7B"], tokens) / GIB
-        for label, ms, published in [
-            ("prefill", prefill, first),
-            ("decode", decode, then),
-            ("decode, at least", decode + PRINTED, None),
-            ("decode, at most", decode - PRINTED, None),
-        ]:
-            found = required_bandwidth(size, ms / 1e3)
-            rows.append(row(name, f"Longchat-7B, {label}", found, "GiB/s", SIMULATED, tokens, published))
-    return rows
-
-
-def saturated(name: str, system: str, needed: dict[int, float], kind: str) -> list[dict]:
-    """For every link the shortest of the lengths whose decode step asks for more than it carries."""
-    rows = []
-    for link, carries in LINKS.items():
-        first = next((tokens for tokens, value in needed.items() if value * 1e9 > carries), None)
-        if first is not None:
-            rows.append(row(name, f"{system}: saturates {link} from", first, "tokens", kind, first))
-    return rows
-
-
-EXPERIMENTS = {"latency": latency, "breakdown": breakdown, "bandwidth": bandwidth}
+EXPERIMENTS = {"latency": latency, "breakdown": breakdown}
