@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvlab.arithmetic import MACHINES
+from kvlab.arithmetic import MACHINES, SHAPES
 
 from ..core.digests import ROOT
 from ..core.errors import Problem
@@ -36,6 +36,7 @@ LIMITS = {  # milliseconds of a step as a graph
     "static": 7.5, "full": 7.5, "int8": 7.4, "int4": 7.4, "fp8": 7.4, "h2o": 8.0, "snapkv": 8.0, "kivi2": 8.0,
 }  # fmt: skip
 PAPER = 20  # rows of InfiniGen's experiment
+SHEET = "H100-PCIe5"  # the machine that predictions are of
 SHOWN = ("torch", "triton", "transformers")
 MARKED = re.compile(r"(<!-- gpu: (\w+) -->\n).*?(<!-- end of gpu -->)", re.DOTALL)
 
@@ -66,7 +67,7 @@ def write(docs: Path) -> str:
 
 def filled(text: str, machines: dict[str, dict]) -> str:
     """The page with its tables as these machines say: {name: gpu.json}."""
-    makers = {"goals": goals, "predicted": predicted, "measured": measured, "steps": steps}
+    makers = {"goals": goals, "measured": measured, "steps": steps}
     return MARKED.sub(lambda mark: f"{mark[1]}{makers[mark[2]](machines)}{mark[3]}", text)
 
 
@@ -102,9 +103,9 @@ def goals(machines: dict[str, dict]) -> str:
 
 def predictions() -> list[str]:
     """What a roofline or the simulator says of GOALS, in their order, on the machine of the sheet."""
-    rows = {(row["batch"], row["link_gbps"], row["system"]): row for row in predict.unseen()}
     flexgen, ideal, ours = (
-        rows[PAPER, MACHINES[predict.SHEET].link / 1e9, system] for system in ("offload", "full", "infinigen")
+        predict.bar(system, MACHINES[SHEET], SHAPES["OPT-13B"], 1920, PAPER)
+        for system in ("offload", "full", "infinigen")
     )
     return [
         f"at most {16 / 8.125:.2f}, the ratio of the bytes", f"at most {16 / 4.125:.2f}, likewise",
@@ -231,8 +232,3 @@ def of_machine(name: str, found: dict) -> Iterable[str]:
     said = [f"{failure['task'].removeprefix('gpu:')}: {failure['line']}" for failure in found["failed"]]
     said += [f"for want of time: {', '.join(found['left_out'])}"] * bool(found["left_out"])
     yield "\n".join(f"- {line}" for line in said) + "\n"
-
-
-def predicted(machines: dict[str, dict]) -> str:
-    """The simulator's headline for a machine of the sheet, for any machine measured."""
-    return table(predict.unseen(), "system batch link_gbps prefill_s step_ms total_s")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from kvlab.arithmetic import MACHINES, SHAPES, Machine, prefill_flops
+from kvlab.arithmetic import Machine, prefill_flops
 from kvlab.measure import simulate
 from kvlab.models import ModelShape
 
-SHEET = "H100-PCIe5"  # its sheet replaces that of an unmeasured machine
 PUBLISHED_LINK = 16e9  # bytes per second: the paper's PCIe 3.0
 STEPS = 128  # tokens that the paper's experiment writes
 SYSTEMS = {  # of the simulator: the method that is measured; h2o holds a fifth, infinigen fetches a tenth
@@ -57,15 +54,3 @@ def bar(
     prefill = prefill_seconds(system, machine, shape, middle, batch)
     step = step_seconds(system, machine, shape, middle, batch, **launched)
     return {"prefill_s": prefill, "step_ms": step * 1e3, "total_s": prefill + STEPS * step}
-
-
-def unseen() -> list[dict]:
-    """The headline for a machine of the sheet, on its own link and on the paper's: no machine has been
-    asked."""
-    return [
-        {"system": system, "link_gbps": link / 1e9, "batch": batch}
-        | bar(system, replace(MACHINES[SHEET], link=link), SHAPES["OPT-13B"], 1920, batch)
-        for link in (MACHINES[SHEET].link, PUBLISHED_LINK)
-        for batch in (8, 20)
-        for system in SYSTEMS
-    ]
