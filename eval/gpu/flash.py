@@ -114,9 +114,6 @@ def contestants(bench, sizes, tokens: int, batch: int, copies: int, forms: list[
         parts = [[tuple(p.repeat(batch, 1, 1, 1) for p in one) for one in coded] for _ in range(copies)]
         size = sum(part.nbytes for one in parts[0] for part in one)
         found[f"kvlab {name}"] = [partial(gpu.attend, query, *kv, form, scale) for kv in parts], size
-        if name.startswith("int"):
-            calls = [partial(gpu.attend, query, *kv, form, scale, whole=True) for kv in parts]
-            found[f"kvlab {name}, K in integers"] = calls, size
     return found
 
 

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .gpu_append import append, appends
-from .gpu_numbers import INTERPRETED, WORDS, kind_of, numbers, planes, supports
+from .gpu_numbers import INTERPRETED, WORDS, kind_of, numbers, supports
 
 __all__ = ["append", "appends", "attend", "compiles", "supports"]
 
@@ -36,7 +36,6 @@ TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: t
 SIGNED = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
 NOTHING = tl.constexpr(-1e30)  # score of what may not be seen; finite, so that no split is NaN
 LOG2_E = tl.constexpr(math.log2(math.e))
-ROUND = tl.constexpr(1.5 * 2**23)  # added and taken away, it leaves whole numbers: half to even
 # What changes while a cache grows: a kernel compiled for one value serves all.
 VARYING = ("count", "splits", "first_part", "kv_heads", "scale_stride", "allowed_row", "allowed_head")
 
@@ -101,45 +100,6 @@ def kept(
     tl.store(largest + found, most, mask=first)
 
 
-@triton.jit
-def in_halves(query, at, byte, group, real, D, GROUPS, SPREAD, PLANES, WIDTH):
-    """Every row of the query as (254 * high + low) * step, in whole numbers of eight bits: (high, low, each a
-    tuple of `[ROWS, SPACE]`, the channels of a byte's lower half, then of its upper half; step `[ROWS]`; the
-    sum of 254 * high + low over a row's channels, `[ROWS]`)."""
-    asked, most = (), tl.zeros([group.shape[0]], tl.float32)
-    for one in tl.static_range(PLANES):
-        channel, mine = byte + one * WIDTH, real[:, None] & (byte < WIDTH)[None, :]
-        if SPREAD > 1:
-            mine = mine & ((channel // (D // GROUPS))[None, :] == group[:, None])
-        asked += (tl.load(query + at + channel[None, :], mask=mine, other=0.0).to(tl.float32),)
-        most = tl.maximum(most, tl.max(tl.abs(asked[one]), 1))
-    step = tl.maximum(most, 1e-30) / 127.0
-    high, low, total = (), (), tl.zeros_like(most)
-    for one in tl.static_range(PLANES):
-        q = asked[one] / step[:, None]
-        whole = (q + ROUND) - ROUND
-        rest = ((q - whole) * 254.0 + ROUND) - ROUND
-        high += (whole.to(tl.int8),)
-        low += (rest.to(tl.int8),)
-        total += tl.sum(254.0 * whole + rest, 1)
-    return high, low, step / 254.0, total.to(tl.int32)
-
-
-@triton.jit
-def multiplied(high, low, total, bytes, BITS: tl.constexpr, PLANES: tl.constexpr):
-    """The query of `in_halves` times codes, exact in int32 `[ROWS, BLOCK]`. An int4 code n means n - 8."""
-    code = planes(tl.trans(bytes), BITS)
-    found = tl.zeros([high[0].shape[0], bytes.shape[0]], tl.int32)
-    for one in tl.static_range(PLANES):
-        found = tl.dot(high[one], code[one], found, out_dtype=tl.int32)
-    found *= 254
-    for one in tl.static_range(PLANES):
-        found = tl.dot(low[one], code[one], found, out_dtype=tl.int32)
-    if BITS < 8:
-        found -= (2 ** (BITS - 1) * total)[:, None]
-    return found
-
-
 @triton.jit(do_not_specialize=list(VARYING))
 def _attend_split(
     query, keys, key_scales, values, value_scales, allowed, sums, weights, largest,
@@ -147,14 +107,12 @@ def _attend_split(
     FORM: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     PARTS: tl.constexpr, BYTES: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    WHOLE: tl.constexpr, SPACE: tl.constexpr,
 ):  # fmt: skip
     """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score. Splits
     have the same number of blocks, give or take one; they are `first_part` and the following of all `splits`.
 
     GROUPS: scales of a token, 0: none. A word has PARTS channels: BYTES neighbours in each part of a head of
-    WIDTH bytes. LANES: words of a token, or more, whose last lanes hold zeros. WHOLE: bits of a code where
-    those of K are multiplied as whole numbers, in SPACE bytes of a token; 0: they become numbers first."""
+    WIDTH bytes. LANES: words of a token, or more, whose last lanes hold zeros."""
     SPREAD: tl.constexpr = 1 if GROUPS < 2 else triton.next_power_of_2(GROUPS)  # rows of a query head
     HELD: tl.constexpr = D // PARTS  # words of a token
     head, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -168,11 +126,6 @@ def _attend_split(
     at = (head * SHARE + row // SPREAD)[:, None] * D
 
     asked, total = (), ()
-    if WHOLE > 0:
-        PLANES: tl.constexpr = 8 // WHOLE
-        byte, bytes = tl.arange(0, SPACE), keys.to(tl.pointer_type(tl.int8))
-        real_row = row < SHARE * SPREAD
-        high, low, step, sum_ = in_halves(query, at, byte, group, real_row, D, GROUPS, SPREAD, PLANES, WIDTH)
     for one in tl.static_range(PARTS):
         channel = channels(lane, one, BYTES, WIDTH)
         mine = (row < SHARE * SPREAD)[:, None] & real_lane
@@ -196,15 +149,10 @@ def _attend_split(
             held = held & real_lane
         place = token.to(tl.int64)[:, None] * HELD + lane[None, :]
         # q . K: the scale is applied to the sum
-        if WHOLE > 0:
-            there = real[:, None] & (byte < WIDTH)[None, :]
-            code = tl.load(bytes + token.to(tl.int64)[:, None] * WIDTH + byte[None, :], mask=there, other=0)
-            scores = multiplied(high, low, sum_, code, WHOLE, PLANES).to(tl.float32) * step[:, None]
-        else:
-            code = numbers(tl.trans(tl.load(keys + place, mask=held, other=0)), FORM, DOT)
-            scores = tl.zeros([ROWS, BLOCK], tl.float32)
-            for one in tl.static_range(PARTS):
-                scores = tl.dot(asked[one], code[one], scores, input_precision="ieee")
+        code = numbers(tl.trans(tl.load(keys + place, mask=held, other=0)), FORM, DOT)
+        scores = tl.zeros([ROWS, BLOCK], tl.float32)
+        for one in tl.static_range(PARTS):
+            scores = tl.dot(asked[one], code[one], scores, input_precision="ieee")
         if GROUPS > 0:
             scores *= key_next.to(tl.float32)
             key_next = scales_of(key_scales, token + BLOCK, token + BLOCK < count, group, GROUPS, SPREAD)
@@ -265,20 +213,19 @@ def configured(kind: str, head_dim: int, dtype: torch.dtype, rows: int, groups: 
 
 def attend(
     query: Tensor, keys, values, form, scaling: float, allowed=None, split: int | None = None,
-    count: Tensor | None = None, config: tuple[int, int, int, int] | None = None, whole: bool = False,
+    count: Tensor | None = None, config: tuple[int, int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one query per head over packed K and V.
 
     query `[batch, heads, 1, head_dim]`; keys, values: what `form.encode` returned; allowed bool `[batch, 1 or
     kv_heads, 1, tokens]` or None; split: tokens of a split, about (default: see `_splits`). count: int32
     `[1]` on the device: so many tokens, the first, are there (None: all); the host does not read it. config:
-    see `configured`. whole: codes of int8 or int4 keys are multiplied in integers, by a query of 16 bits that
-    is off by 1.6e-5 of its largest channel at most. Returns `[batch, heads, 1, head_dim]` in query's dtype.
+    see `configured`. Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a format that `supports` refuses and for more than one query.
     """
     batch, heads, queries, head_dim = query.shape
-    if queries != 1 or not supports(form, head_dim) or (whole and kind_of(form) not in ("int8", "int4")):
-        name = type(form).__name__ + (", as whole numbers" if whole else "")
+    if queries != 1 or not supports(form, head_dim):
+        name = type(form).__name__
         raise ValueError(f"{name}: no kernel for {queries} queries of head dimension {head_dim}")
     kv_heads, tokens = keys[0].shape[1:3]
     sequences, share = batch * kv_heads, heads // kv_heads
@@ -289,7 +236,7 @@ def attend(
     else:
         splits = -(-tokens // split)
     found = partial_sums(query, sequences, splits, share)
-    launch(query, keys, values, kind_of(form), scaling, allowed, count, found, 0, splits, config, whole)
+    launch(query, keys, values, kind_of(form), scaling, allowed, count, found, 0, splits, config)
     return merged(query, found)
 
 
@@ -301,7 +248,6 @@ def _rows(share: int, parts) -> int:
 
 def launch(
     query: Tensor, keys, values, kind: str, scaling: float, allowed, count, found, first, parts, config,
-    whole: bool = False,
 ):  # fmt: skip
     """Attend to K and V in so many parts, which are those from `first` on of `found`."""
     batch, heads, _, head_dim = query.shape
@@ -321,7 +267,6 @@ def launch(
         SHARE=heads // kv_heads, ROWS=_rows(heads // kv_heads, keys), BLOCK=block, DOT=dot_type(query),
         PARTS=numbers_, BYTES=size, WIDTH=keys[0].shape[3],
         LANES=max(16, triton.next_power_of_2(head_dim // numbers_)), num_warps=warps, num_stages=stages,
-        WHOLE=int(kind[3:]) if whole else 0, SPACE=max(32, triton.next_power_of_2(keys[0].shape[3])),
     )  # fmt: skip
 
 

@@ -66,7 +66,6 @@ def _ptx(form: str) -> str:
 
 
 PTX = {form: _ptx(form) for form in WORDS}
-NIBBLES = tl.constexpr("and.b32 $0, $2, 0x0f0f0f0f;\nshr.u32 $1, $2, 4;\nand.b32 $1, $1, 0x0f0f0f0f;")
 INT8, INT4, INT2, E4M3, E5M2 = (tl.constexpr(PTX[form]) for form in ("int8", "int4", "int2", "e4m3", "e5m2"))
 FOUR = tl.constexpr((tl.bfloat16,) * 4)
 
@@ -114,17 +113,6 @@ def numbers(words, FORM: tl.constexpr, DOT: tl.constexpr):
         return tl.inline_asm_elementwise(INT4, "=r,=r,=r,=r,r", [words], FOUR, True, 2)
     else:
         return tl.inline_asm_elementwise(INT2, "=r,=r,=r,=r,=r,=r,=r,=r,r", [words], FOUR, True, 4)
-
-
-@triton.jit
-def planes(bytes, BITS: tl.constexpr):
-    """Bytes of int8 or int4 -> a tuple of int8: the lowest BITS of every byte as numbers, then the rest."""
-    if BITS == 8:
-        return (bytes,)
-    elif INTERPRETED:
-        return (bytes & 15).to(tl.int8), ((bytes >> 4) & 15).to(tl.int8)
-    else:
-        return tl.inline_asm_elementwise(NIBBLES, "=&r,=&r,r", [bytes], (tl.int8, tl.int8), True, 4)
 
 
 def kind_of(form) -> str | None:
