@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,7 +21,7 @@ ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # no keep observes
 NONE = {np.dtype(kind): np.zeros((1, 1, 0, 1), kind) for kind in (np.float32, np.uint16)}  # no token is new
 EXACT = {torch.float32: 4, torch.bfloat16: 5}  # kinds of the kernel (`cpu.F32`, `cpu.BF16`)
-ALONE = 2**21  # numbers of K and V up to which one thread attends: to share them out takes longer
+LANES = 16  # channels that a kernel reads at a time, of one group
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
 
 
@@ -64,8 +61,7 @@ def attend_packed(
 
     query `[batch, heads, 1, head_dim]` -> same; allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None.
     received: None, or fp32 `[batch, kv_heads, tokens]` to be filled with `received` as of `attention.attend`.
-    Only where `fits`. Equal to `reference` to 1e-5 relative. If the splits are many (`ALONE`), threads share
-    them; the result does not change.
+    Only where `fits`. Equal to `reference` to 1e-5 relative.
     """
     if on_gpu(query):
         count_kernel(4 * query.numel() * store.length)
@@ -105,7 +101,7 @@ def _wide(store, head_dim: int) -> tuple[int, ...] | None:
 def run(
     kernel, query: Tensor, scaling: float, new, held, mask, count: int, received: Tensor | None = None
 ) -> Tensor | None:
-    """Call the kernel, on as many threads as torch has: the output, or None if it refuses the new token.
+    """Call the kernel: the output, or None if it refuses the new token.
 
     new, held, mask: numpy arrays, see `cpu.compiled`; count: tokens held, the new one included; received: see
     `attend_packed`.
@@ -122,20 +118,8 @@ def run(
         noted = np.empty((batch * kv_heads, share, count), np.float32)
         observed = noted, received.view(-1, count).numpy()
     given = query.float().contiguous().numpy(), np.float32(scaling)
-    few = 2 * batch * kv_heads * count * head_dim <= ALONE
-    threads = 1 if few else min(torch.get_num_threads(), items)
-    if threads == 1:
-        if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged, *observed):
-            return None
-    else:
-        if new[0].shape[2] and not kernel(*given, *new, *held, mask, count, 0, 0, parts, merged, *observed):
-            return None
-        cuts = [items * thread // threads for thread in range(threads + 1)]
-        rest, filled = (*nothing(held), *held, mask, count), (parts, merged, *observed)
-        jobs = [pool().submit(kernel, *given, *rest, *cut, *filled) for cut in pairwise(cuts)]
-        for job in jobs:
-            job.result()
-        cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged, *observed)
+    if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged, *observed):
+        return None
     count_kernel(4 * query.numel() * count)
     return out.to(query.dtype)
 
@@ -169,10 +153,10 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
     if kind != (Int, 2) or form.bits not in (4, 8) or not knows(form):
         return None
     codes, scales = parts
-    groups = scales.shape[3]
-    if codes.shape[:3] != scales.shape[:3] or head_dim % groups:
+    group = head_dim // scales.shape[3]
+    if codes.shape[:3] != scales.shape[:3] or group % LANES:
         return None
-    return {8: 0, 4: 1}[form.bits], head_dim, head_dim // groups
+    return {8: 0, 4: 1}[form.bits], head_dim, group
 
 
 def arrays(parts: tuple[Tensor, ...]):
@@ -269,16 +253,6 @@ def _kind(form) -> tuple:
 @cache
 def _triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-@cache
-def pool() -> ThreadPoolExecutor:
-    """Threads of this process that run compiled code beside the caller's."""
-    return ThreadPoolExecutor(max(os.cpu_count() or 1, torch.get_num_threads()))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=pool.cache_clear)  # its threads are not there
 
 
 @cache

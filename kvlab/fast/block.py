@@ -10,7 +10,7 @@ numbers. The code is compiled once for all models with weights of one kind, and 
 versions and this file's text; so that names the text of what is compiled into it.
 """
 
-# Compiled into this: fast/cpu.py 8174ba0b, fast/lanes.py 0c1d9431, fast/team.py 80a0eb58
+# Compiled into this: fast/cpu.py 9c2a8b4f, fast/lanes.py 0c1d9431, fast/team.py 80a0eb58
 
 from __future__ import annotations
 

@@ -22,11 +22,10 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, add_up, dots, largest
+from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, add_up, dots, largest
 
-BLOCK = 128  # tokens whose numbers are held at a time, where codes are widened first
-LONG = 1024  # tokens whose scores are held at a time, where they are not: a block has costs of its own
-SPLIT = 4096  # tokens of a split, a multiple of both; fixed, so that results do not depend on threads
+BLOCK = 1024  # tokens whose scores are held at a time: a block has costs of its own
+SPLIT = 4096  # tokens of a split, a multiple of it; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
 LEAST = np.float32(-87.0)  # e to this is the least that `_exp` can tell from nothing
 FAINT = np.float32(-64.0)  # e to this is nothing beside 1, and what is much smaller is slow to multiply
@@ -159,29 +158,6 @@ def _times(scores, share, size, factors):
             mine[t] *= factors[t]
 
 
-@njit(fastmath=FAST)
-def _widen(kind, group, codes, scales, at, size, rows):
-    """The numbers of `size` tokens from `at` on, scales and all, into rows `[BLOCK, channels]`. No length is
-    known when this is compiled: a short loop of known length is unrolled before it could be vectorized, and
-    then is not; a token took five to eight times as long."""
-    width = codes.shape[1]
-    piece = min(group, width) if kind < E4M3 else width
-    if width % piece:  # int4's halves begin within a group
-        piece = group // 2
-    for t in range(size):
-        code, scale, row = codes[at + t], scales[at + t], rows[t]
-        for start in range(0, width, piece):
-            some, lower = code[start : start + piece], row[start : start + piece]
-            by = _half(scale[start // group]) if kind < E4M3 else np.float32(1.0)
-            for j in range(some.shape[0]):
-                lower[j] = by * _value(kind, some[j])
-            if kind == INT4:
-                upper = row[width + start : width + start + piece]
-                by = _half(scale[(width + start) // group])
-                for j in range(some.shape[0]):
-                    upper[j] = by * _upper(some[j])
-
-
 @njit(inline="always", fastmath=FAST)
 def _soften(scores, s, size, total, weight, most):
     """A step of the online softmax of query head s: the first `size` of its scores become weights beside the
@@ -256,18 +232,14 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
     head_dim + 2]`; where these are all splits, it merges them into out `[KV heads of all rows, heads per KV
     head, head_dim]`. noted and received: the scores of these splits, and what `merge` makes of them; empty
     where nobody asks what tokens received.
-    Returns False, and has done nothing that counts, where the format refuses the new token.
-
-    Codes are read as they lie where lanes are of one group; others are widened first, a block at a time.
+    Returns False, and has done nothing that counts, where the format refuses the new token. head_dim is a
+    multiple of 2 * `LANES`, group of `LANES`.
     """
-    direct = head_dim % (2 * LANES) == 0 and group % LANES == 0
-    coded = direct and kind < E4M3
+    coded = kind < E4M3
     grouped = group if coded and group < head_dim else 0  # or one scale for a token, which waits for the sum
     groups = head_dim // group if coded else 0
-    channels = (head_dim + LANES - 1) // LANES * LANES
-    width = channels // 2 if direct and kind == INT4 else channels
-    block = LONG if direct else BLOCK
-    unit = np.float32(UNIT if direct and kind == E4M3 else 1.0)
+    width = head_dim // 2 if kind == INT4 else head_dim
+    unit = np.float32(UNIT if kind == E4M3 else 1.0)
 
     @njit(nogil=True, fastmath=FAST, cache=True)
     def kernel(query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
@@ -275,7 +247,7 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
         batch, kv_heads = keys.shape[:2]
         share, splits = query.shape[1] // kv_heads, (count + SPLIT - 1) // SPLIT
         rounded = (share + heads - 1) // heads * heads
-        total, q = np.empty((rounded, channels), np.float32), np.empty((rounded, channels), np.float32)
+        total, q = np.empty((rounded, head_dim), np.float32), np.empty((rounded, head_dim), np.float32)
         if new_keys.shape[2]:
             for b in range(batch):
                 for h in range(kv_heads):
@@ -285,11 +257,10 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                         scales = key_scales[b, h, count - 1] if side == 0 else value_scales[b, h, count - 1]
                         if not _write(kind, group, new, codes, scales, total[0]):
                             return False
-        scores, steps = np.empty((rounded, block + LANES), np.float32), np.empty((block, groups), np.float32)
+        scores, steps = np.empty((rounded, BLOCK + LANES), np.float32), np.empty((BLOCK, groups), np.float32)
         factors = steps.reshape(-1)
-        rows = np.empty((1 if direct else block, channels), np.float32)
         weight, most = np.empty(rounded, np.float32), np.empty(rounded, np.float32)
-        q[:], rows[:] = 0.0, 0.0
+        q[:] = 0.0
         for item in range(first, last):
             b, h = item // (kv_heads * splits), item // splits % kv_heads
             start = item % splits * SPLIT
@@ -301,18 +272,13 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                     q[s, j] = query[b, h * share + s, 0, j] * (scaling * unit)
                 weight[s], most[s] = 0.0, FLOOR
             total[:] = 0.0
-            for at in range(start, end, block):
-                size = min(block, end - at)
+            for at in range(start, end, BLOCK):
+                size = min(BLOCK, end - at)
                 if groups:
                     _widened(ks, at, size, steps)
-                if direct:
-                    some = k[at : at + size]
-                    for s in range(0, rounded, heads):
-                        dots(kind, heads, grouped, width, q, s, some, steps, size, scores)
-                else:
-                    _widen(kind, group, k, ks, at, size, rows)
-                    for s in range(0, rounded, heads):
-                        dots(F32, heads, 0, width, q, s, rows, steps, size, scores)
+                some = k[at : at + size]
+                for s in range(0, rounded, heads):
+                    dots(kind, heads, grouped, width, q, s, some, steps, size, scores)
                 if groups == 1:
                     _times(scores, share, size, factors)
                 for s in range(share):
@@ -327,14 +293,9 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                     _widened(vs, at, size, steps)
                 if groups == 1:
                     _times(scores, share, size, factors)
-                if direct:
-                    some = v[at : at + size]
-                    for s in range(0, rounded, heads):
-                        add_up(kind, heads, grouped, width, total, s, scores, some, steps, size)
-                else:
-                    _widen(kind, group, v, vs, at, size, rows)
-                    for s in range(0, rounded, heads):
-                        add_up(F32, heads, 0, width, total, s, scores, rows, steps, size)
+                some = v[at : at + size]
+                for s in range(0, rounded, heads):
+                    add_up(kind, heads, grouped, width, total, s, scores, some, steps, size)
             for s in range(share):
                 for j in range(head_dim):
                     parts[item, s, j] = total[s, j] * unit

@@ -18,7 +18,7 @@ are those that are written, but for a codebook, which writes by itself. In loops
 indexed: a slice counts references, which takes longer than the token.
 """
 
-# Compiled into this: fast/cpu.py 8174ba0b, fast/lanes.py 0c1d9431
+# Compiled into this: fast/cpu.py 9c2a8b4f, fast/lanes.py 0c1d9431
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from ..store.codebook import Codebook
 from ..store.codebook import levels as levels_of
 from ..store.float4 import Float4
 from ..store.int import Int
-from .cpu import BLOCK, FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
+from .cpu import FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
 from .known import coded, in_blocks, knows
 from .lanes import E4M3, F32, FAST, LANES, _value, add_up, dots
 
 Side = tuple[int, int, int, int, int]
+BLOCK = 128  # tokens whose numbers are held at a time
 NVFP4, MXFP4, LEVELS = 16, 17, 32  # forms beside the bits of an integer
 BLOCKS = {"nvfp4": (NVFP4, 16), "mxfp4": (MXFP4, 32)}  # form, channels that share a scale
 ALL_WRITTEN = 2**62  # there is no window

@@ -24,7 +24,7 @@ from kvlab import attention, fast
 from kvlab.fast import attend, cpu, wide
 from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Planes, Rotated
 
-HEADS = (40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)
+HEADS = (64, 96, 128, 160, 192, 224, 256)
 GROUPS = (16, 32, 64, None)
 LENGTHS = (1, 2, 3, 5, 9, 11, 17)  # in blocks of 4 and splits of 8 tokens
 INTEGERS = [
@@ -92,7 +92,7 @@ def uncompiled(monkeypatch):
         spec = importlib.util.spec_from_file_location(f"{name}_uncompiled", compiled.__file__)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.BLOCK = module.LONG = 4
+        module.BLOCK = 4
         module.SPLIT, module.np = 8, FencedNumpy()
         monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(kvlab.fast, name.rpartition(".")[2], module)
@@ -143,18 +143,18 @@ def case(form, head_dim, kv_heads, share, tokens, masked, batch=1):
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS)
 def test_integers_are_right_and_stay_within_bounds(bits, head_dim, group, uncompiled):
     store, query = case(Int(bits, group), head_dim, *SHAPES[bits, head_dim, group])
-    assert fast.fits(store, query) == (head_dim % 32 == 0)
+    assert fast.fits(store, query)
 
 
 @pytest.mark.parametrize("name, head_dim", FLOATS)
 def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
     store, query = case(Float8(name), head_dim, *SHAPES[name, head_dim])
-    assert fast.fits(store, query) == (head_dim % 32 == 0)
+    assert fast.fits(store, query)
 
 
 WIDE = [
     *(Planes(bits, group) for bits, group in ((3, None), (5, 16), (6, 32), (7, None), (5, None))),
-    *(Int(2), Int(2, 8), Float4("nvfp4"), Float4("nvfp4", "4over6"), Float4("mxfp4")),
+    *(Int(2), Int(2, 8), Int(4, 4), Int(8, 8), Float4("nvfp4"), Float4("nvfp4", "4over6"), Float4("mxfp4")),
     *(Growing(Int(8), Int(4, 16)), Growing(Planes(5), Float4()), Growing(Int(4), Int(4, 8))),
     *(Codebook(2), Codebook(3), Rotated(Codebook(4), True), Growing(Rotated(Codebook(3), True), Int(4))),
 ]
@@ -194,12 +194,10 @@ GROUPED = {
 }
 
 
-@pytest.mark.parametrize("share, head_dim", [(2, 96), (3, 80), (5, 32), (8, 32)])
+@pytest.mark.parametrize("share, head_dim", [(2, 96), (3, 96), (5, 32), (8, 32)])
 @pytest.mark.parametrize("name", GROUPED)
 def test_heads_of_a_group_together_uncompiled(name, share, head_dim, uncompiled):
-    """Groups that fill no whole number of turns, head dimensions that fill no whole number of lanes."""
-    if name in ("int5", "nvfp4") and head_dim % 32:
-        head_dim = 96
+    """Groups that fill no whole number of turns."""
     for tokens, masked in ((5, True), (11, False)):
         case(GROUPED[name](), head_dim, 1, share, tokens, masked)
 
@@ -207,13 +205,10 @@ def test_heads_of_a_group_together_uncompiled(name, share, head_dim, uncompiled)
 WIDTHS = ((1, 96), (2, 160), (3, 64), (5, 32), (8, 96))  # query heads of a group, width: one for every format
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", GROUPED)
-def test_heads_of_a_group_together(name, threads, monkeypatch):
+def test_heads_of_a_group_together(name):
     """Compiled; and each head says, to a few roundings, what it says alone."""
     share, head_dim = WIDTHS[2 * list(GROUPED).index(name) % 5]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(attend, "ALONE", 0)
     for tokens, masked in ((1, False), (131, True), (4099, False)):
         store, query = case(GROUPED[name](), head_dim, 2, share, tokens, masked)
         together = fast.attend_packed(query, store, 0.2)

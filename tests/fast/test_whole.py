@@ -14,7 +14,7 @@ from kvlab.fast import cpu, layers, team
 from kvlab.fast.step import made
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-METHODS = ("full", "int8", "int4:group=4", "fp8", "fp8:format=e5m2", "static")
+METHODS = ("full", "int8", "int4:group=16", "fp8", "fp8:format=e5m2", "static")
 
 
 def life(spec, rows=1, steps=40):
@@ -49,8 +49,8 @@ def test_a_cache_says_and_holds_the_same_layer_by_layer(model, spec, went, monke
 
 
 @pytest.mark.parametrize("shape, spec, rows", [
-    ("alone", "full", 1), ("grouped", "int4:group=4", 3), ("of three", "int8", 1), ("of eight", "full", 3),
-    ("wide", "int4:group=4", 1),
+    ("alone", "full", 1), ("grouped", "int4:group=16", 3), ("of three", "int8", 1), ("of eight", "full", 3),
+    ("wide", "int4:group=16", 1),
 ])  # fmt: skip
 def test_heads_of_every_width_and_group(model, shape, spec, rows, went, monkeypatch):
     """Each in one format: every pair is a kernel that takes seconds to compile."""
