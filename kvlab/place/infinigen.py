@@ -13,7 +13,7 @@ from ..attention import group_importance, true_scores
 from ..calibrate.fold import is_folded, query_projection
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
-from ..parameters import check_kind, check_number, check_one_of
+from ..parameters import check_number, check_one_of
 from ..policy import State
 from ..ranks import all_heads
 from ..store.growing import Growing
@@ -78,7 +78,6 @@ class InfiniGen(TopK):
     how far below the head's best guessed score (after scaling) a token's may be (the paper: 4 for OPT, 5 for
     Llama-2; inf: cap alone decides). ratio: share of the head dimension used for the guess (0.3 in the
     paper). Models differ: on SmolLM2, 4 and 0.3 together are too small (docs/results.md, `kvlab gate`).
-    calibration: token ids `[1, tokens]` for the skewing, by default those of `models.calibration_ids`.
     variant: "paper", or a form of the official code (`VARIANTS`): "official-speed" takes the columns with the
     largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and by |K~|,
     and "official-accuracy-llama" also one threshold, that of the first head of the first row, for all heads
@@ -96,17 +95,14 @@ class InfiniGen(TopK):
     full_layers: int = 2
     alpha: float = 4.0
     ratio: float = 0.3
-    calibration: tuple | None = None
     variant: str = "paper"
 
     speculates = at_most = True
 
     def __init__(self, budget=0.2, alpha: float = alpha, ratio: float = ratio, full_layers: int = full_layers,
-                 calibration: Tensor | None = None, variant: str = "paper"):  # fmt: skip
-        check_kind("calibration", calibration, Tensor | None, "token ids [1, tokens]")
-        ids = None if calibration is None else tuple(calibration.flatten().tolist())
-        names = ("budget", "full_layers", "alpha", "ratio", "calibration", "variant")
-        for name, value in zip(names, (budget, full_layers, alpha, ratio, ids, variant), strict=True):
+                 variant: str = "paper"):  # fmt: skip
+        names = ("budget", "full_layers", "alpha", "ratio", "variant")
+        for name, value in zip(names, (budget, full_layers, alpha, ratio, variant), strict=True):
             object.__setattr__(self, name, value)
         super().__post_init__()
         check_number("alpha", alpha, lambda x: x > 0, "a positive number (inf: no threshold)")
@@ -125,8 +121,7 @@ class InfiniGen(TopK):
         state = InfiniGenState(self)
         state.projection = query_projection(model, layer.index)
         if not is_folded(model):
-            ids = None if self.calibration is None else [list(self.calibration)]
-            state.skew = skew(model, ids)[layer.order]
+            state.skew = skew(model)[layer.order]
         state.partial = Growing().start(layer)
         return state
 
