@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
-import weakref
 
 import numpy as np
 import torch
@@ -16,9 +13,9 @@ from ..decode import Stepper
 from ..errors import first_line
 from ..interface import told
 from ..models import cache_name
-from ..models.passes import NAMES
 from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
+from .forward import Replaced, answer, named
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
 from .pages import gather
 from .prompts import PromptLinear, by_blocks, faster
@@ -27,15 +24,10 @@ from .suited import Unsuited, check
 
 ROWS = 8  # with more, torch's matrix products are faster
 MOST = 64  # the same where its library leaves half of the registers unused, and `block.py` does not
-TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
 INSTEAD = {  # allowed replacements
     nn.Linear: (nn.Linear, PromptLinear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
-}  # fmt: skip
-GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
-    "input_ids", "attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep",
-    "return_dict", "cache_position",
 }  # fmt: skip
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
 
@@ -106,39 +98,16 @@ def engine_of(model, rows: int = 1) -> str:
     return named
 
 
-class Forward:
-    """A model's forward: a decode step goes through the compiled body, all else through the model's own.
+class Forward(Replaced):
+    """A decode step goes through the compiled body, all else through the model's own forward.
 
     body: of the model as it was at `stamp`; None where it could not be compiled, for the reason `why`.
     """
 
-    def __init__(self, model):
-        self.model = weakref.ref(model)
-        self.stamp: Stamp | None = None
-        self.body: Body | None = None
-        self.why: str | None = None
-        functools.update_wrapper(self, type(model).forward.__get__(model), updated=())
-        del self.__wrapped__  # which holds the model
-        self.__signature__ = inspect.signature(type(model).forward.__get__(model))
+    engine, body, why = "compiled", None, None
 
-    def __deepcopy__(self, memo) -> Forward:
-        return Forward(
-            memo[id(self.model())]
-        )  # it makes a body when it is called: its modules are not there yet
-
-    def __reduce__(self):
-        raise TypeError("a model with the compiled engine is not pickled: save_pretrained writes its weights")
-
-    def __call__(self, *args, **kwargs):
-        model = self.model()
-        if len(args) == 1 and "input_ids" not in kwargs:
-            args, kwargs = (), {"input_ids": args[0], **kwargs}
-        given = named(kwargs)
-        if not args and given.keys() <= GIVEN and is_step(model, **given):
-            body = self.current(model)
-            if body is not None and body.takes(**given):
-                return body.step(**given)
-        return type(model).forward(model, *args, **kwargs)
+    def step_of(self, model, cache) -> Body | None:
+        return self.current(model)
 
     def current(self, model) -> Body | None:
         """The body of the model as it is now; None, after a warning, where there is none."""
@@ -170,37 +139,6 @@ class Forward:
         return body
 
 
-def named(given: dict) -> dict:
-    """A forward's arguments, the cache under one name for all versions of transformers."""
-    return {"cache" if name in NAMES else name: value for name, value in given.items()}
-
-
-def answer(logits: Tensor, cache):
-    """As a model's own forward answers."""
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
-    name = next(name for name in NAMES if name in CausalLMOutputWithPast.__dataclass_fields__)
-    return CausalLMOutputWithPast(logits=logits, **{name: cache})
-
-
-def is_step(model, input_ids=None, cache=None, attention_mask=None, use_cache=True,
-            return_dict=True, **others) -> bool:  # fmt: skip
-    """Whether a forward is asked for a decode step that the compiled code serves."""
-    if input_ids is None or not isinstance(cache, KVCache) or cache.attending[0].seen == 0:
-        return False
-    if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
-        return False
-    if torch.is_autocast_enabled(input_ids.device.type):  # modules compute in another dtype
-        return False
-    if torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters()):
-        return False
-    if not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)):
-        return False
-    if any(layer.timeline is not None for layer in cache.attending):
-        return False
-    return not _listens(cache)
-
-
 class Body:
     """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
 
@@ -224,7 +162,6 @@ class Body:
         self.gaps = [_counted((*after, before[0], *before[2:])) for after, before in pairs]
         self.vocabulary = len(last[1][0])
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
-        self.rotations = {}  # position -> cos and sin of `TABLE` from there on
         self._code()
         self.whole = self.kind_of_whole(self, into, out_of, last)
 
@@ -310,18 +247,7 @@ class Body:
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
-        at = positions.numpy()  # whose numbers are read at once: an operation of torch takes microseconds
-        begin = int(at[0]) // TABLE * TABLE
-        if len(at) > 1 and (at.min() < begin or at.max() >= begin + TABLE):
-            return tuple(part[0].numpy() for part in self.rotary(torch.empty(0), positions[None]))
-        if begin not in self.rotations:
-            some = torch.arange(begin, begin + TABLE)[None]
-            self.rotations[begin] = tuple(part[0].numpy() for part in self.rotary(torch.empty(0), some))
-        cos, sin = self.rotations[begin]
-        if len(at) == 1:
-            place = int(at[0]) - begin
-            return cos[place : place + 1], sin[place : place + 1]
-        return cos[at - begin], sin[at - begin]
+        return tuple(part[0].contiguous().numpy() for part in self.rotary(torch.empty(0), positions[None]))
 
 
 def _are(module, expected: dict) -> None:
@@ -359,12 +285,6 @@ def _linear(linear: nn.Linear | NarrowLinear) -> tuple[np.ndarray, np.ndarray, n
 def _counted(given: tuple) -> tuple[int, tuple]:
     """(How many numbers the weights of linear layers among these arguments are, the arguments)."""
     return sum(one[0].size for one in given if isinstance(one, tuple)), given
-
-
-def _listens(cache) -> bool:
-    """Whether its places want the input of every block (InfiniGen)."""
-    fetch = getattr(cache.attending[0].place.policy, "fetch", None)
-    return fetch is not None and fetch.speculates
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ given (token, position, slots) is on the device, and the host keeps its own coun
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 import weakref
@@ -25,7 +24,8 @@ from ..store.kivi import KiviState
 from ..store.static import StaticState
 from ..visibility import CAUSAL
 from .blocks import Blocks
-from .compiled import FIXED_ROTARY, GIVEN, answer, is_step, named
+from .compiled import FIXED_ROTARY
+from .forward import Replaced, answer
 from .known import GOES_BY, coded, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
@@ -50,43 +50,24 @@ def graphed(model):
     return model
 
 
-class Forward:
-    """A model's forward: a decode step is replayed, all else goes through the model's own.
+class Forward(Replaced):
+    """A decode step is replayed, all else goes through the model's own forward.
 
-    stamp: what the model is made of; when that changes, all graphs are let go. served: cache -> its `Graph`,
-    or how many steps it has made without one; said: why others decode eagerly.
+    When the model's stamp changes, all graphs are let go. served: cache -> its `Graph`, or how many steps it
+    has made without one; said: why others decode eagerly.
     """
 
+    engine = "graph"
+
     def __init__(self, model):
-        self.model, self.stamp = weakref.ref(model), None
+        super().__init__(model)
         self.served, self.said = weakref.WeakKeyDictionary(), set()
-        own = type(model).forward.__get__(model)
-        functools.update_wrapper(self, own, updated=())
-        del self.__wrapped__  # which holds the model
-        self.__signature__ = inspect.signature(own)
-
-    def __deepcopy__(self, memo) -> Forward:
-        return Forward(memo[id(self.model())])
-
-    def __reduce__(self):
-        raise TypeError("a model with the graph engine is not pickled: save_pretrained writes its weights")
-
-    def __call__(self, *args, **kwargs):
-        model = self.model()
-        if len(args) == 1 and "input_ids" not in kwargs:
-            args, kwargs = (), {"input_ids": args[0], **kwargs}
-        given = named(kwargs)
-        if not args and given.keys() <= GIVEN and is_step(model, **given):
-            graph = self.graph(model, given["cache"])
-            if graph is not None and graph.takes(**given):
-                return graph.step(**given)
-        return type(model).forward(model, *args, **kwargs)
 
     def replays(self, cache) -> bool:
         """Whether this cache's last step was replayed, or captured."""
         return isinstance(self.served.get(cache), Graph)
 
-    def graph(self, model, cache) -> Graph | None:
+    def step_of(self, model, cache) -> Graph | None:
         """The graph of this cache's next step; None where it is eager."""
         if self.stamp is None or not self.stamp.same_step(model):
             self.stamp = Stamp(model)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fast.stepped import decoded
 from tiny import EACH, SAME, prompt, tiny
+from transformers import Ministral3Config, Ministral3ForCausalLM
 
 import kvlab
 from kvlab.fast.compiled import compiled, engine_of
@@ -80,6 +81,23 @@ def test_generate_says_the_same(beams, steps):
     ]
     assert torch.equal(*said) and len(steps) == 11
     assert inspect.signature(eager.forward) == inspect.signature(fast.forward)
+
+
+def test_a_model_that_scales_queries_by_their_position_is_not_taken_for_a_llama():
+    """Ministral 3 looks like one, and is one up to the length that it was first trained on."""
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "rope_theta": 1e6}
+    rope |= {"llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 96, "head_dim": 32, "intermediate_size": 48, "max_position_embeddings": 256}
+    torch.manual_seed(0)
+    config = Ministral3Config(**sizes, initializer_range=0.2, eos_token_id=None, rope_parameters=rope)
+    eager = kvlab.prepare(Ministral3ForCausalLM(config).eval())
+    with pytest.warns(UserWarning, match="eager engine"):
+        fast = compiled(copy.deepcopy(eager))
+    assert engine_of(fast) == "eager"
+    for tokens in (5, 30, 60):
+        found, expected = (decoded(model, "full", [prompt(tokens)]) for model in (fast, eager))
+        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @torch.no_grad()
