@@ -9,11 +9,10 @@ import functools
 
 import torch
 from families.profiles import RECENT, SINKS, THRESHOLD, profiled
-from reference.definitions import keep
+from reference.definitions import attention, keep
 from safetensors.torch import load_file
 
 from kvlab.attention import recorded
-from kvlab.reference import attention
 from kvlab.spec import parse
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference.definitions import keep
+from reference.definitions import attention, keep
 from reference.driven import Driven, check
 from reference.keeps import by_keydiff, by_sinks
 from tiny import FAMILIES, left_padded, prompt, tiny
@@ -10,7 +10,6 @@ from tiny import FAMILIES, left_padded, prompt, tiny
 import kvlab
 from kvlab.keep import AdaKV, KeyDiff
 from kvlab.methods import METHODS
-from kvlab.reference import attention
 
 TAKE = [name for name, method in METHODS.items() if "every" in method.parameters]
 

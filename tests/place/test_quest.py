@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from reference.definitions import attention
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.reference import attention
 
 
 @pytest.mark.parametrize("link", ["", ",link=1e9"])

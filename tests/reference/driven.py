@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from reference.definitions import attention
 from tiny import tiny
 from torch import Tensor
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 import kvlab
-from kvlab.reference import attention
 from kvlab.visibility import Visibility
 
 KV_HEADS, GROUP = 2, 3

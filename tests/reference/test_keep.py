@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.definitions import keep
+from reference.definitions import attention, keep
 from reference.driven import STEPS, Driven, check, keep_all
 from reference.keeps import (
     KEEPS,
@@ -28,7 +28,6 @@ from reference.keeps import (
 from kvlab import merging
 from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV, rkv
 from kvlab.place import Host, TopK
-from kvlab.reference import attention
 
 MIXED = (1,) * 17 + (5,) + (1,) * 9 + (2,) + (1,) * 7  # passes of several tokens among the steps
 

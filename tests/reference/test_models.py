@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference.definitions import keep, static_graph, store
+from reference.definitions import attention, keep, static_graph, store
 from reference.driven import model_of
 from tiny import left_padded, prompt, tiny
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -10,7 +10,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import kvlab
 from kvlab.attention import recorded
 from kvlab.models import calibration_ids
-from kvlab.reference import attention
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
 
 pytestmark = pytest.mark.uncounted

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from reference.definitions.static_graph import requantized
 from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
-from kvlab.static_graph.quantized import drift
 
 S, STEPS = 24, 8  # few sizes, since every one is a graph to export
 SMALL = {"num_hidden_layers": 2}  # what is exported in tests
@@ -83,16 +81,6 @@ def test_a_sliding_window_model_equals_transformers_far_beyond_its_window():
     assert_same(trace, reference("mistral", ids, steps=60, sliding_window=S))
     with pytest.raises(ValueError, match="max_length=25: more than the model's sliding window of 24"):
         StaticGraphEngine(model, S + 1)
-
-
-@pytest.mark.parametrize("window", [1, 2, 7, 40])
-def test_drift_equals_a_naive_reference(window):
-    rows = torch.randn(2, 40, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    scale = rows.abs().amax((1, 2)) / 127
-    fixed, again = drift(rows, scale, window)
-    assert again == pytest.approx(requantized(rows, window), rel=1e-3)
-    size = rows[:, -window:].square().mean().sqrt()
-    assert 0 < fixed[-1] * size <= scale.max() / 2  # half a step
 
 
 def test_the_engine_reads_and_writes_where_the_manager_says():

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kvlab.reference.attention import group_weights
-
+from .attention import group_weights
 from .keep import rotation
 
 
