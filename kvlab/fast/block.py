@@ -1,8 +1,8 @@
 """Block: the arithmetic of a Llama-shaped block for one token of few rows, compiled by numba.
 
-One call does all that lies between two layers' attention (`between`): output projection, residual, norm,
-MLP, the next layer's norm, its projections of query, key and value, and their rotary embedding. A linear
-layer is (weight `[out, in]`, scale `[out]`, bias `[out]`), read where the model has them: fp32, or the narrow
+`into` does what comes before a layer's attention: norm, projections of query, key and value, and their rotary
+embedding; `out_of` what comes after it: output projection, residual, norm and MLP. A linear layer is
+(weight `[out, in]`, scale `[out]`, bias `[out]`), read where the model has them: fp32, or the narrow
 ones of `narrow.py`, bf16 as its bits and int8 with a scale of every row, which are widened in registers. What
 a model lacks, a scale, a bias or a norm of heads, is an empty array. Several threads may be in one call: see
 `team.py` for `team` and `leads`; `room` holds what lies between products, at least 2 * rows * (hidden + MLP)
@@ -230,14 +230,6 @@ def out_of(attended, x, wo, norm, eps, wg, wu, wd, room, team, leads):
     if leads:
         joined(team)
         x += added
-
-
-@njit(nogil=True, fastmath=FAST, cache=True)
-def between(attended, x, wo, after, eps, wg, wu, wd,
-            norm, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v, room, team, leads):  # fmt: skip
-    """From one layer's attention to the next one's: `out_of` the first, `into` the second."""
-    out_of(attended, x, wo, after, eps, wg, wu, wd, room, team, leads)
-    into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v, room, team, leads)
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)

@@ -157,9 +157,8 @@ class Body:
         self.eps = np.float32(_eps(inner.norm))
         into, out_of = zip(*map(self._weights, inner.layers), strict=True)
         last = _array(inner.norm.weight), _linear(model.lm_head)
-        pairs = zip(out_of, into[1:], strict=False)  # of one layer and the next; the first has eps
-        self.first, self.last = _counted(into[0]), _counted((*out_of[-1], *last))
-        self.gaps = [_counted((*after, before[0], *before[2:])) for after, before in pairs]
+        self.into, self.last = [*map(_counted, into)], _counted((*out_of[-1], *last))
+        self.out_of = [*map(_counted, out_of[:-1])]
         self.vocabulary = len(last[1][0])
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
         self._code()
@@ -227,18 +226,17 @@ class Body:
         """x `[rows, hidden]` becomes the input of the last layer; returns what that attends to, `[rows, heads
         * head_dim]`, whatever the cache does in each layer."""
         code, rows = self.code, len(x)
-        q, k, v = self._room(rows)
-        numbers, given = self.first
-        self.together(rows * numbers, code.into, x, *given, cos, sin, q.numpy(), k.numpy(), v.numpy(), room)
         for index, attention in enumerate(self.attentions):
+            q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
+            numbers, given = self.into[index]
+            new = q.numpy(), k.numpy(), v.numpy()
+            self.together(rows * numbers, code.into, x, *given, cos, sin, *new, room)
             held, _ = cache.layers[index].update(k, v)
             attended = held.attend(q, visibility, attention.scaling).reshape(rows, -1).numpy()
             if index + 1 == len(self.attentions):
                 return attended
-            q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
-            numbers, given = self.gaps[index]
-            new = q.numpy(), k.numpy(), v.numpy()
-            self.together(rows * numbers, code.between, attended, x, *given, cos, sin, *new, room)
+            numbers, given = self.out_of[index]
+            self.together(rows * numbers, code.out_of, attended, x, *given, room)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         new = torch.empty(rows, self.heads, 1, self.head_dim)

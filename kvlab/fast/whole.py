@@ -47,7 +47,7 @@ class Whole:
         self.merge = address(merge, KINDS_OF_MERGE)
         self.last, self.logits = last, address(block.logits, kinds_of_logits(self.like))
         self.eps, self.scalings = body.eps, np.array([one.scaling for one in body.attentions], np.float32)
-        self.read = sum(numbers for numbers, _ in (body.first, *body.gaps, body.last))  # of weights
+        self.read = sum(numbers for numbers, _ in (*body.into, *body.out_of, body.last))  # of weights
         self.caches = weakref.WeakKeyDictionary()
 
     def step(self, cache, x, cos, sin, room, said) -> bool:

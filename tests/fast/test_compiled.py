@@ -2,8 +2,10 @@
 
 import copy
 import inspect
+import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from fast.stepped import decoded
@@ -114,6 +116,47 @@ def test_positions_of_any_size(steps):
     assert len(steps) == 6
     for one, other in zip(found[:6], found[6:], strict=True):
         assert (one - other).abs().max() <= 1e-4 * one.abs().max()
+
+
+def test_weights_are_held_once_and_read_where_they_are(steps):
+    eager, fast = pair()
+    body, layer = fast.forward.body, fast.model.layers[1]
+    parts, arrays = [body.into, body.out_of, body.last], []
+    while parts:  # a linear layer is a tuple of arrays
+        one = parts.pop()
+        parts += one if isinstance(one, tuple | list) else []
+        arrays += [one] if isinstance(one, np.ndarray) and one.size else []
+    assert len(arrays) > 9 * len(fast.model.layers) and all(
+        any(np.shares_memory(array, weight.detach().numpy()) for weight in fast.parameters())
+        for array in arrays
+    )
+    with torch.no_grad():  # in place, and by another tensor
+        for model in (eager := copy.deepcopy(eager), fast):
+            model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+            model.model.layers[2].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight * 0.5
+    found, expected = (decoded(model, "full", [prompt(12)]) for model in (fast, eager))
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert len(steps) == 8 and fast.forward.body is not body and layer is fast.model.layers[1]
+    fast.double()
+    with pytest.warns(UserWarning, match="decodes with the eager engine: it compiles models in fp32"):
+        decoded(fast, "full", [prompt(12)])
+    assert len(steps) == 8, "fp64 is not compiled"
+
+
+def test_two_models_in_one_process_and_a_copy_of_one(steps):
+    _, first = pair()
+    _, second = pair("llama", num_hidden_layers=2)
+    twin = copy.deepcopy(first)
+    with torch.no_grad():
+        twin.model.layers[0].mlp.up_proj.weight.mul_(3)
+    for model in (first, second, twin, first):
+        found = decoded(model, "full", [prompt(12)])
+        plain = copy.deepcopy(model)
+        del plain.forward
+        assert (found - decoded(plain, "full", [prompt(12)])).abs().max() <= 1e-4 * found.abs().max()
+    assert len(steps) == 4 * 8
+    with pytest.raises(TypeError, match="save_pretrained"):
+        pickle.dumps(first)
 
 
 @pytest.mark.parametrize("family, weights", [("llama", "fp32"), ("qwen2", "int8")])

@@ -71,7 +71,8 @@ def test_weights_are_held_once_and_read_where_they_are(kind, per_weight):
     rows = sum(m.out_features for m in plain.modules() if isinstance(m, torch.nn.Linear))
     held = sum(p.nbytes for p in fast.parameters())
     assert held == expected + (4 * rows if kind == "int8" else 0)
-    flat, arrays = [fast.forward.body.first, fast.forward.body.gaps, fast.forward.body.last], []
+    body = fast.forward.body
+    flat, arrays = [body.into, body.out_of, body.last], []
     while flat:
         one = flat.pop()
         flat += one if isinstance(one, tuple | list) else []

@@ -105,6 +105,62 @@ def test_helpers_that_come_first_late_or_never(monkeypatch):
     assert same(case.call(2), alone), "it has left again"
 
 
+def test_a_helper_does_what_the_leader_does_not():
+    """Another thread opens the first part and computes nothing: the helper alone does all of it."""
+    case = Into(2)
+    alone = case.call(1)
+    team.together(0, block.into, *case.given)  # what products read between them lies in `room`
+    for each in case.found:
+        each.fill(99)
+    table = np.zeros((team.COUNTERS, team.LINE), np.int64)
+    table[team.OPEN, 0] = 4
+    block.into(*case.given, table, False)
+    assert same(case.found, alone) and table[team.DONE, 0] > 60 and table[team.DUE, 0] == 0
+
+
+def layers(rows: int = 2, hidden: int = 96, inner: int = 130) -> dict[str, tuple]:
+    """What functions of a block are given, but for team and leads: a layer's end."""
+    draw = np.random.default_rng(5)
+    some = lambda *shape: draw.standard_normal(shape).astype(np.float32)
+    linear = lambda count, width: (some(count, width), NOTHING, NOTHING)
+    room = np.zeros(2 * rows * (hidden + inner), np.float32)
+    end = (some(rows, hidden), some(rows, hidden), linear(hidden, hidden), some(hidden), np.float32(EPS))
+    end += (linear(inner, hidden), linear(inner, hidden), linear(hidden, inner))
+    return {
+        "out_of": (*end, room),
+        "logits": (*end, some(hidden), linear(40, hidden), np.zeros((rows, 40), np.float32), room),
+    }
+
+
+@pytest.mark.parametrize("name", ["out_of", "logits"])
+def test_a_helper_stays_out_of_what_the_leader_has_not_opened(name):
+    """Products by parts: 0; 1 and 2; 3; 4 and more. Where it may not go in, it takes nothing of them."""
+    firsts = {1: 0, 2: 1, 3: 3, 4: 4}
+    for part, first in firsts.items():
+        table = np.zeros((team.COUNTERS, team.LINE), np.int64)
+        table[team.OPEN, 0] = part - 1
+        getattr(block, name)(*layers()[name], table, False)
+        taken = table[team.PRODUCTS :, 0]
+        assert not taken[first:].any() and (taken[:first] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["out_of", "logits"])
+def test_the_leader_waits_for_rows_that_another_has_taken(name):
+    """It goes no further than the part in which a share is missing, and ends when that is there."""
+    given = layers()[name]
+    alone = layers()[name]
+    getattr(block, name)(*alone, team.NOBODY, True)
+    table = np.zeros((team.COUNTERS, team.LINE), np.int64)
+    table[team.DUE, 0] = 1
+    leader = threading.Thread(target=getattr(block, name), args=(*given, table, True), daemon=True)
+    leader.start()
+    leader.join(0.3)
+    assert leader.is_alive() and table[team.OPEN, 0] == 1
+    team.done(table)
+    leader.join(60)
+    assert not leader.is_alive() and np.array_equal(given[1], alone[1])
+
+
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_models_steps_on_threads_are_those_on_one(family, weights, steps, monkeypatch):
