@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from ..arithmetic import LAUNCHES, Machine
@@ -89,38 +88,6 @@ def _after(steps: list[list[Work]], step: int, layer: int) -> tuple[int, Work] |
     if layer + 1 < len(steps[step]):
         return layer + 1, steps[step][layer + 1]
     return (0, steps[step + 1][0]) if step + 1 < len(steps) else None
-
-
-def works(timeline: Timeline) -> list[list[Work]]:
-    """The work that a recorded timeline shows: what each layer computed and asked for at each step.
-
-    Record it over a link that is fast enough not to matter; what the first layer of the first step had asked
-    for before the recording began is taken to be what it asked for next.
-    """
-    seconds: dict = defaultdict(float)
-    for span in timeline.compute:
-        seconds[span.what, span.step, span.layer] += span.seconds
-    carried = {}
-    for span in timeline.transfers:
-        early = span.layer == 0 and span.what == "prefetch"  # for the step after
-        carried[span.lane, span.step + early, span.layer] = span
-    steps = 1 + max(span.step for span in timeline.compute)
-    layers = 1 + max(span.layer for span in timeline.compute)
-    found = []
-    for step in range(steps):
-        row = []
-        for layer in range(layers):
-            fetch = carried.get(("to device", step, layer)) or carried.get(("to device", step + 1, layer))
-            write = carried.get(("to host", step, layer))
-            project, attention, ffn, selection = (
-                seconds[what, step, layer] for what in ("project", "attention", "ffn", "selection")
-            )
-            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if selection else AHEAD}
-            ask = kinds[fetch.what] if fetch else NEVER
-            sizes = (span.bytes if span else 0 for span in (fetch, write))
-            row.append(Work(project, attention, ffn, selection, ask, *sizes))
-        found.append(row)
-    return found
 
 
 SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "topk", "infinigen")

@@ -113,42 +113,6 @@ def strongest_columns(query: Tensor, keys: Tensor, ratio: float) -> Tensor:
     return (queried + keys.float().abs().sum(1)).topk(count, dim=-1).indices
 
 
-def found(
-    passage: Passage, layer: int, budget: float, *, ratio: float = 1.0, matrix: Tensor | None = None,
-    guess: bool = True, last: int = 32,
-) -> tuple[float, float]:  # fmt: skip
-    """How well a cheap choice of tokens agrees with the true scores, over the last queries of a passage.
-
-    budget: part of the past tokens that is chosen. ratio: part of the columns that the choice looks at,
-    picked by the tokens before the last queries. matrix: the layer's skewing matrices (None:
-    no skewing). guess: choose with the rehearsed query, else with the true one. last: how many queries.
-    Returns (recall: part of the true top tokens that are chosen; weight: part of the attention on past
-    tokens that they receive), means over queries and KV heads.
-    Raises ValueError for layer 0 with guess=True: no block comes before it.
-    """
-    if guess and layer == 0:
-        raise ValueError("layer=0: no block comes before it, so there is no guess")
-    query, keys = passage.queries[layer], passage.keys[layer]
-    asked = passage.guesses[layer] if guess else query
-    true = scores(query[:, -last:], keys, passage.scaling)
-    if matrix is not None:
-        query, asked, keys = (skewed(x, matrix) for x in (query, asked, keys))
-    some = strongest_columns(query[:, :-last], keys[:, :-last], ratio)
-    cheap = scores(asked[:, -last:], keys, passage.scaling, some)
-    position = torch.arange(passage.tokens, device=keys.device)
-    later = position >= position[-last:, None]  # [last, tokens]; the newest token is there anyway
-    importance = [
-        torch.stack([group_importance(s[None], keys.shape[0])[0] for s in x.masked_fill(later, -torch.inf)
-                     .transpose(0, 1)])  # [last, kv_heads, tokens]
-        for x in (true, cheap)
-    ]  # fmt: skip
-    count = max(1, round(budget * (passage.tokens - last)))
-    best, chosen = (torch.zeros_like(x).scatter_(2, x.topk(count).indices, 1.0) for x in importance)
-    weights = true.masked_fill(later, -torch.inf).softmax(-1).unflatten(0, (keys.shape[0], -1)).mean(1)
-    recall = (best * chosen).sum(2).mean() / count
-    return recall.item(), (weights.transpose(0, 1) * chosen).sum(2).mean().item()
-
-
 def brings_best(passage: Passage, layer: int, fetch, matrix: Tensor, last: int = 32) -> float:
     """How often `fetch`, an `InfiniGen` policy, brings the token that a KV head attends to most, the text's
     first one apart, over the last queries of a passage.

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tiny import linked, prompt, tiny
 
 import kvlab
+from eval.studies.offload.walltime import works
 from kvlab.arithmetic import MACHINES, SHAPES
-from kvlab.measure import simulate as simulator
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, Work, simulate
 from kvlab.measure.timeline import record
 from kvlab.place import ModelledLink
@@ -89,7 +89,7 @@ def test_the_work_of_a_recorded_run(spec):
     with record(model, cache) as timeline:
         for step in range(3):
             stepper.feed(prompt(1, seed=step))
-    found = simulator.works(timeline)
+    found = works(timeline)
     asks = {"offload": [AHEAD] * 4, "offload+int4": [AHEAD] * 4, "topk": [NEEDED] * 4, "full": [NEVER] * 4,
             "infinigen": [AHEAD, AHEAD, REHEARSED, REHEARSED]}[spec.partition(":")[0]]  # fmt: skip
     assert [[w.ask for w in row] for row in found] == [asks] * 3

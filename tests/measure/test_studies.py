@@ -1,10 +1,15 @@
 """What InfiniGen rests on, against transformers' own hidden states and attention weights."""
 
+import math
+
 import pytest
 import torch
 from tiny import prompt, tiny
 
+from eval.studies.offload.rehearsal import found as guessed_by
+from kvlab.calibrate.skew import skew
 from kvlab.measure import studies
+from kvlab.place import InfiniGen
 
 
 def spread(x, heads):
@@ -46,7 +51,7 @@ def test_found_by_hand(family):
     passage, layer, last = studies.read(tiny(family), prompt(40)), 2, 5
     query, guess, keys = passage.queries[layer], passage.guesses[layer], passage.keys[layer]
     kv_heads, group, count = keys.shape[0], query.shape[0] // keys.shape[0], 7
-    recalls, weights = [], []
+    recalls = []
     for head in range(kv_heads):
         mine = range(head * group, (head + 1) * group)
         size = sum(query[h, :-last].abs() for h in mine).sum(0) / group + keys[head, :-last].abs().sum(0)
@@ -60,6 +65,37 @@ def test_found_by_hand(family):
             else:
                 best, chosen = (x[0].topk(count).indices.tolist() for x in (true, cheap))
             recalls.append(len(set(best) & set(chosen)) / count)
-            weights.append(true.softmax(-1).mean(0)[chosen].sum().item())
-    by_hand = sum(recalls) / len(recalls), sum(weights) / len(weights)
-    assert studies.found(passage, layer, 7 / 35, ratio=0.5, last=last) == pytest.approx(by_hand, abs=1e-5)
+    by_hand = sum(recalls) / len(recalls)
+    assert guessed_by(passage, layer, 7 / 35, ratio=0.5, last=last) == pytest.approx(by_hand, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize("alpha, ratio", [(0.3, 0.5), (math.inf, 1.0), (math.inf, 0.25)])
+def test_what_a_guess_brings_by_hand(family, alpha, ratio):
+    """The alpha rule and the cap with loops over queries and heads."""
+    model, layer, last, budget = tiny(family), 2, 6, 0.2
+    passage, matrix = studies.read(model, prompt(40)), skew(model)[layer]
+    asked, keys = (studies.skewed(x, matrix) for x in (passage.guesses[layer], passage.keys[layer]))
+    query = studies.skewed(passage.queries[layer], matrix)
+    heads, group = len(query), len(query) // len(keys)
+    columns = studies.strongest_columns(query[:, :-last], keys[:, :-last], ratio)
+    hits = []
+    for t in range(40 - last, 40):
+        true = torch.stack([keys[h // group, :t] @ query[h, t] for h in range(heads)]) * passage.scaling
+        cheap = [keys[h // group, :t][:, columns[h // group]] @ asked[h, t, columns[h // group]]
+                 for h in range(heads)]  # fmt: skip
+        cheap = torch.stack(cheap) * passage.scaling
+        near = [(one > one.max() - alpha).sum().item() for one in cheap]
+        count = max(1, min(int(budget * (t + 1)), math.ceil(sum(near) / heads)))
+        for head in range(len(keys)):
+            mine = slice(head * group, (head + 1) * group)
+            looked, guessed = (
+                x[mine].softmax(-1).mean(0) if group > 1 else x[mine][0] for x in (true, cheap)
+            )
+            hits.append(1 + looked[1:].argmax().item() in guessed.topk(count).indices.tolist())
+    found = studies.brings_best(passage, layer, InfiniGen(budget, alpha, ratio), matrix, last)
+    assert found == pytest.approx(sum(hits) / len(hits))
+    if alpha == math.inf:
+        assert 0 < found
+    with pytest.raises(ValueError, match="layer=0"):
+        studies.brings_best(passage, 0, InfiniGen(), matrix)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from kvlab.attention import group_importance
 from kvlab.calibrate.skew import skew
-from kvlab.measure.studies import found, read
+from kvlab.measure.studies import Passage, read, scores, skewed, strongest_columns
 from kvlab.measure.studies import similarity as similarities
 from kvlab.models import calibration_ids
 
@@ -39,6 +41,36 @@ def similarity(study) -> dict:
     return {"rows": rows}
 
 
+def found(
+    passage: Passage, layer: int, budget: float, *, ratio: float = 1.0, matrix: Tensor | None = None,
+    last: int = 32, columns=strongest_columns,
+) -> float:  # fmt: skip
+    """The part of the true top tokens that a guess chooses, over the last queries of a passage, mean over
+    queries and KV heads.
+
+    budget: part of the past tokens that is chosen. ratio: part of the columns that the choice looks at,
+    picked by the tokens before the last queries (columns: how). matrix: the layer's skewing matrices (None:
+    no skewing). last: how many queries. Raises ValueError for layer 0: no block comes before it.
+    """
+    if layer == 0:
+        raise ValueError("layer=0: no block comes before it, so there is no guess")
+    query, asked, keys = passage.queries[layer], passage.guesses[layer], passage.keys[layer]
+    true = scores(query[:, -last:], keys, passage.scaling)
+    if matrix is not None:
+        query, asked, keys = (skewed(x, matrix) for x in (query, asked, keys))
+    some = columns(query[:, :-last], keys[:, :-last], ratio)
+    cheap = scores(asked[:, -last:], keys, passage.scaling, some)
+    position = torch.arange(passage.tokens, device=keys.device)
+    later = position >= position[-last:, None]  # [last, tokens]; the newest token is there anyway
+    importance = [
+        group_importance(x.masked_fill(later, -torch.inf).transpose(0, 1), keys.shape[0])
+        for x in (true, cheap)
+    ]  # [last, kv_heads, tokens]
+    count = max(1, round(budget * (passage.tokens - last)))
+    best, chosen = (torch.zeros_like(x).scatter_(2, x.topk(count).indices, 1.0) for x in importance)
+    return ((best * chosen).sum(2).mean() / count).item()
+
+
 @torch.no_grad()
 def recall(study) -> dict:
     """2. Part of the true top tenth of past tokens that the rehearsal finds, plain and with skewing, for each
@@ -49,13 +81,13 @@ def recall(study) -> dict:
         ids = calibration_ids(model).to(model.device)
         passage = read(model, ids)
         for ratio in [r / 10 for r in range(1, 11)]:
-            for skewed in (False, True):
-                matrices = skew(model) if skewed else [None] * len(passage.keys)
+            for turned in (False, True):
+                matrices = skew(model) if turned else [None] * len(passage.keys)
                 values = [
-                    found(passage, layer, SHARE, ratio=ratio, matrix=matrices[layer], last=STEPS)[0]
+                    found(passage, layer, SHARE, ratio=ratio, matrix=matrices[layer], last=STEPS)
                     for layer in range(2, len(passage.keys))
                 ]
-                label = f"{name}: {'skewed' if skewed else 'plain'}, ratio {ratio:g}"
+                label = f"{name}: {'skewed' if turned else 'plain'}, ratio {ratio:g}"
                 mean = sum(values) / len(values)
                 rows.append(row("recall", f"{label}, mean", mean, "share", MEASURED, ids.shape[1]))
                 if ratio in (0.3, 1.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 
 import psutil
@@ -11,8 +12,8 @@ import torch
 
 import kvlab
 from kvlab.arithmetic import kv_bytes_per_token
-from kvlab.measure import simulate
 from kvlab.measure.machines import fill_random
+from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, Work, simulate
 from kvlab.measure.timeline import COMPUTE, Timeline, record
 from kvlab.models import ModelShape
 from kvlab.spec import parse
@@ -95,20 +96,52 @@ class Found:
         return statistics.median(timeline.total(what) * 1e3 / BURST for timeline in self.timelines)
 
 
+def works(timeline: Timeline) -> list[list[Work]]:
+    """The work that a recorded timeline shows: what each layer computed and asked for at each step.
+
+    Record it over a link that is fast enough not to matter; what the first layer of the first step had asked
+    for before the recording began is taken to be what it asked for next.
+    """
+    seconds: dict = defaultdict(float)
+    for span in timeline.compute:
+        seconds[span.what, span.step, span.layer] += span.seconds
+    carried = {}
+    for span in timeline.transfers:
+        early = span.layer == 0 and span.what == "prefetch"  # for the step after
+        carried[span.lane, span.step + early, span.layer] = span
+    steps = 1 + max(span.step for span in timeline.compute)
+    layers = 1 + max(span.layer for span in timeline.compute)
+    found = []
+    for step in range(steps):
+        row = []
+        for layer in range(layers):
+            fetch = carried.get(("to device", step, layer)) or carried.get(("to device", step + 1, layer))
+            write = carried.get(("to host", step, layer))
+            project, attention, ffn, selection = (
+                seconds[what, step, layer] for what in ("project", "attention", "ffn", "selection")
+            )
+            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if selection else AHEAD}
+            ask = kinds[fetch.what] if fetch else NEVER
+            sizes = (span.bytes if span else 0 for span in (fetch, write))
+            row.append(Work(project, attention, ffn, selection, ask, *sizes))
+        found.append(row)
+    return found
+
+
 def one_turn(model, cache, found: Found, bandwidth: float = FAST) -> None:
     """One method's turn of a round: over its link, and before that over one too fast to wait for, whose parts
     the simulator puts together again."""
     link = cache.layers[0].place.link  # which all layers share
     if link is not None:
         link.bandwidth = FAST
-        parts = simulate.works(burst(model, cache)[1])
+        parts = works(burst(model, cache)[1])
         link.bandwidth = bandwidth
     times, timeline = burst(model, cache)
     found.rounds.append(times)
     found.timelines.append(timeline)
     if link is not None:
         outside = sum(times) - timeline.seconds * 1e3  # the layers' share is predicted
-        played = simulate.simulate(parts, link).seconds * 1e3
+        played = simulate(parts, link).seconds * 1e3
         found.simulated.append((played + outside) / BURST)
 
 
