@@ -212,6 +212,8 @@ class Keep(Policy):
         shares = checked.shares(self, layer, self.shares(layer, score)) if layer.in_prompt and even else None
         if shares is not None:
             state.shares, state.longest, even = shares, shares.amax(-1).tolist(), False
+        if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
+            return _all_but_the_lowest(score)  # the usual decode step
         limits = by_row(state.longest, score)
         if not even:  # heads as far below the longest one as their shares are
             limits = limits + (state.shares - state.shares.amax(-1, keepdim=True))[..., None]
@@ -272,6 +274,14 @@ def counts(scores: list[Tensor], limits: Tensor) -> list[Tensor]:
     best &= flat > -torch.inf
     parts = best.split([score[0].numel() for score in scores], 1)
     return [part.view_as(score).sum(-1) for part, score in zip(parts, scores, strict=True)]
+
+
+def _all_but_the_lowest(score: Tensor) -> Tensor:
+    """All slots except the one with the lowest score (the last of them in a tie)."""
+    slots = score.shape[-1]
+    lowest = slots - 1 - score.flip(-1).argmin(dim=-1, keepdim=True)
+    index = torch.arange(slots - 1, device=score.device)
+    return index + (index >= lowest)
 
 
 class KeepAll(Keep):
