@@ -8,16 +8,17 @@ from reference.keeps import by_h2o
 pytestmark = pytest.mark.uncounted
 
 
-@pytest.mark.parametrize("link", ["", ",link=1e12"])
-def test_quest_over_integers_fetches_the_same_pages_in_fewer_bytes(link):
-    run, exact = (
-        Driven(f"{name}:budget=0.4,page=3,full_layers=0{link}").run() for name in ("quest+int8", "quest")
-    )
-    size = place.token_bytes(20, 8, 1)
-    for seen, other in zip(run.seen[1:], exact.seen[1:], strict=True):
-        assert seen[0].attended == other[0].attended
-        slots = sum(len(head) - 1 for row in seen[0].attended for head in row)
-        assert seen[0].moved == place.moved(slots, 2, KV_HEADS, size)
+@pytest.mark.parametrize("name, exact, given, bits", [
+    ("quest+int8", "quest", "budget=0.4,page=3,full_layers=0", 8),
+    ("quest+int8", "quest", "budget=0.4,page=3,full_layers=0,link=1e12", 8),
+    ("infinigen+int4", "infinigen", "budget=9,alpha=0.4,full_layers=1", 4),
+])  # fmt: skip
+def test_over_integers_the_same_tokens_are_fetched_in_fewer_bytes(name, exact, given, bits):
+    run, other = (Driven(f"{one}:{given}", layers=2).run() for one in (name, exact))
+    for (_, seen), (_, right) in zip(run.seen[1:], other.seen[1:], strict=True):
+        assert seen.attended == right.attended
+        slots = sum(len(head) - 1 for row in seen.attended for head in row)
+        assert seen.moved == place.moved(slots, 2, KV_HEADS, place.token_bytes(20, bits, 1))
 
 
 FIXED = 2 * 20 * 4  # bytes of K and V of one token and head, fp32
