@@ -82,17 +82,6 @@ class Store:
         cell = self.read(self.name(**vars(wanted)))
         return cell if cell is not None and not differences(cell["config"], wanted.config) else None
 
-    def stored(self, wanted) -> dict | None:
-        """The cell with this very configuration, else the newest of its model, method and task."""
-        if (exact := self.load(wanted)) is not None:
-            return exact
-        names = [
-            name for name in self.files.names() if name.startswith(_beginning(wanted.method, wanted.task))
-        ]
-        alike = lambda cell: all(cell[key] == getattr(wanted, key) for key in ("model", "method", "task"))
-        found = [cell for cell in map(self.read, names) if cell is not None and alike(cell)]
-        return max(found, key=lambda cell: cell.get("made", ""), default=None)
-
     def missing(self, cells: Iterable) -> list:
         """Of these `Cell`s those that are not there with their very configuration."""
         return [cell for cell in cells if self.load(cell) is None]

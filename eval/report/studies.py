@@ -16,7 +16,7 @@ from .plots import save
 
 def report(measurement, store, show, wanted: list) -> None:
     """Write and print what every experiment found."""
-    write(measurement.found(store, show.line), store.out)
+    write(measurement.found(store), store.out)
 
 
 def write(cells: dict[str, dict], out: Path) -> None:
@@ -27,7 +27,6 @@ def write(cells: dict[str, dict], out: Path) -> None:
         write_json(out / "offload-machine.json", cell["machine"])
         rows = pandas.DataFrame(cell["rows"]).drop(columns="experiment")
         print(f"\n{experiment}:\n{rows.to_string(index=False, na_rep='–', float_format='{:.5g}'.format)}")
-        print(*cell.get("notes", ()), sep="\n")
         for method, spans in cell.get("timelines", {}).items():
             timeline = Timeline([Span(**span) for span in spans])
             stem = out / f"offload-timeline-{name_of(method).replace('+', '-')}"

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
 from ..accuracy.taskset import STORIES
-from ..core.comparable import differences, said
-from ..core.digests import code_digest, digest, model_digest
+from ..core.digests import code_digest, digest
 from ..core.errors import Failed, Problem, describe
-from ..core.measurement import Cell, Collected, OfMethods, OnModel, count, option
+from ..core.measurement import Cell, Collected, Measurement, OfMethods, count, option
 
 LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
 
 
 @dataclass(kw_only=True)
-class Offload(OnModel):
-    """The measurements of InfiniGen (Lee et al. 2024), each beside the published number: named experiments,
-    one cell each, made in this process.
+class Offload(Measurement):
+    """InfiniGen's published speeds (Lee et al. 2024), each beside ours: experiments, one cell each.
 
-    makers: {experiment: the module whose EXPERIMENTS holds it}; an experiment takes the measurement and
-    returns what its cell is to hold.
+    makers: {experiment: the module whose EXPERIMENTS holds it}; it returns what its cell is to hold.
     """
 
     name = home = "offload"
-    about = "measure or simulate the claims of InfiniGen (offload.json and timelines)"
+    about = "time or simulate what InfiniGen published (offload.json and timelines)"
     threads = 1  # the link's threads have the other cores
     makers: ClassVar[dict[str, str]] = {
-        "similarity": ".offload.rehearsal",
-        "recall": ".offload.rehearsal",
         "latency": ".offload.simulated",
         "breakdown": ".offload.simulated",
         "link": ".offload.walltime",
@@ -41,63 +36,28 @@ class Offload(OnModel):
     experiments: tuple[str, ...] = option(
         f"{', '.join(makers)} (default: all)", (), many=True, metavar="NAME"
     )
-    _loaded: dict = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def models(self) -> list[str]:
-        """The model, or by default every workshop model."""
-        from kvlab.models import EMBEDDED
-
-        return [name for name in EMBEDDED if EMBEDDED[name].is_dir()] if self.model is None else [self.model]
 
     def check(self) -> None:
-        super().check()
         for name in self.experiments:
             if name not in self.makers:
                 raise Problem(f"--experiments {name}: expected one of {', '.join(self.makers)}")
 
     def cell(self, experiment: str) -> Cell:
-        """The cell of an experiment, which names its methods itself."""
-        models = [model_digest(name) for name in self.models]
-        config = self.configuration(models=models, stories=digest([STORIES]), threads=self.threads)
-        return Cell(self.model_name, "", f"{self.name}:{experiment}", config)
+        config = {"code": code_digest(), "threads": self.threads}
+        return Cell("random", "", f"{self.name}:{experiment}", config)
 
     def cells(self) -> list[Cell]:
         return [self.cell(name) for name in self.experiments or self.makers]
 
-    def load(self, name: str | None = None):
-        """(model, tokenizer), loaded once; default: the study's own model."""
-        import kvlab
-
-        name = name or self.model_name
-        if name not in self._loaded:
-            try:
-                self._loaded[name] = kvlab.load(name, device=self.device, dtype=self.dtype)
-            except ValueError as error:
-                raise Problem(str(error)) from error
-        return self._loaded[name]
-
     def make(self, cell: Cell) -> dict:
-        import torch
-
         name = cell.task.removeprefix(f"{self.name}:")
-        found = import_module(self.makers[name], __package__).EXPERIMENTS[name](self)
-        devices = [str(model.device) for model, _ in self._loaded.values()]
-        return {"device": devices[0] if devices else "cpu", "threads": torch.get_num_threads()} | found
+        found = import_module(self.makers[name], __package__).EXPERIMENTS[name]()
+        return {"device": "cpu", "threads": self.threads} | found
 
-    def found(self, store, say) -> dict[str, dict]:
-        """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line
-        says which were made under other settings."""
-        found, unlike = {}, {}
-        for name, cell in ((name, self.cell(name)) for name in self.makers):
-            if stored := store.stored(cell):
-                if reasons := differences(stored["config"], cell.config):
-                    unlike[name] = reasons
-                else:
-                    found[name] = stored
-        if unlike:
-            say(f"left out, made under other settings: {said(unlike)}")
-        return found
+    def found(self, store) -> dict[str, dict]:
+        """{experiment: its stored cell}, also those that were not asked for now."""
+        cells = {name: store.load(self.cell(name)) for name in self.makers}
+        return {name: cell for name, cell in cells.items() if cell}
 
 
 @dataclass(kw_only=True)

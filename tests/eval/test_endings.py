@@ -47,7 +47,7 @@ def small(monkeypatch):
     monkeypatch.setattr(speed, "REPEATS", 1)
     monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic"])
     made = [row("latency", system, 1.0, "ms", "simulated", 2048) for system in ("full", "infinigen")]
-    monkeypatch.setitem(simulated.EXPERIMENTS, "latency", lambda study: {"rows": made})
+    monkeypatch.setitem(simulated.EXPERIMENTS, "latency", lambda: {"rows": made})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def small(monkeypatch):
 def test_a_finished_run_says_so_and_shows_its_tables(
     small, folder, tmp_path, capsys, monkeypatch, words, kinds
 ):
-    model = ["--model", str(folder)]
+    model = [] if words[0] == "offload" else ["--model", str(folder)]
     words = [*words, *model, "--out", str(tmp_path / "out")]
     assert main(words) == 0
     first = capsys.readouterr()

@@ -64,7 +64,7 @@ def refused(capsys, *words: str) -> str:
         (["report", "--out", "nowhere"], "no results"),
         (["merge", "nowhere", "--out", "there"], "no cells"),
         (["all", "--suite", "attention"], "invalid choice: 'attention'"),
-        (["offload", "--experiments", "latncy"], "expected one of similarity, recall, latency"),
+        (["offload", "--experiments", "latncy"], "expected one of latency, breakdown, link"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):

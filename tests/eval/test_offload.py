@@ -1,18 +1,13 @@
 """The offloading experiments: rows, figures, numbers that can be worked out, and the command."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from tiny import tiny
 
 from eval.__main__ import main
 from eval.report import studies as shown
-from eval.studies.measurements import Offload
-from eval.studies.offload import rehearsal, simulated, walltime
+from eval.studies.offload import simulated, walltime
 from kvlab.arithmetic import SHAPES, kv_bytes
-from kvlab.measure import studies
-from kvlab.models import calibration_ids
 
 NEW = 40  # tokens that are simulated, not 128
 KEYS = ["experiment", "system", "tokens", "value", "unit", "kind", "published"]
@@ -30,7 +25,6 @@ def values(rows):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """The experiments that need no model of any size."""
     out = tmp_path_factory.mktemp("offload")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulated, "NEW", NEW)
@@ -65,7 +59,7 @@ def test_simulated_latencies_obey_the_link(quick):
 
 
 def test_the_link_experiment_at_a_small_size(tmp_path):
-    cell = walltime.link(Offload(), tokens=96, layers=3, repeats=1)
+    cell = walltime.link(tokens=96, layers=3, repeats=1)
     rows = cell["rows"]
     found = values(rows)
     for method in walltime.LINKED:
@@ -76,19 +70,3 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
     shown.write({"link": json.loads(json.dumps(cell))}, tmp_path)
     assert len(list(tmp_path.glob("offload-timeline-*.json"))) == len(walltime.LINKED)
     assert (tmp_path / "offload-timeline-infinigen.png").stat().st_size > 5000
-
-
-def test_the_tables_of_similarity_and_recall():
-    model = tiny("opt")
-    given = SimpleNamespace(models=["tiny"], load=lambda name: (model, None))
-    found = values(rehearsal.similarity(given)["rows"])
-    tokens = calibration_ids(model).shape[1]
-    parts = studies.similarity(studies.read(model, calibration_ids(model)))
-    assert found["tiny: ffn output, layer 3", tokens] == pytest.approx(parts["ffn output"][2].item())
-    mean = parts["block input"][1:].mean().item()
-    assert found["tiny: block input, mean from layer 2", tokens] == pytest.approx(mean)
-    shares = values(rehearsal.recall(given)["rows"])
-    assert len(shares) == 2 * (10 + 2 * 2)  # means at ten ratios; layers 2 and 3 at two of them
-    assert shares["tiny: plain, ratio 1, mean", tokens] == pytest.approx(
-        shares["tiny: skewed, ratio 1, mean", tokens], abs=0.02
-    )

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny import prompt, tiny
 
-from eval.studies.offload.rehearsal import found as guessed_by
 from kvlab.calibrate.skew import skew
 from kvlab.measure import studies
 from kvlab.place import InfiniGen
@@ -43,30 +42,6 @@ def test_similarity_by_hand():
     for token_mean, now, then in zip(found["attention output"], passage.inputs[1:], passage.attended):
         by_hand = [(a @ b / (a.norm() * b.norm())).item() for a, b in zip(now, then)]
         assert token_mean.item() == pytest.approx(sum(by_hand) / 9, abs=1e-5)
-
-
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_found_by_hand(family):
-    """Loops over queries and heads, in place of masks and gathers."""
-    passage, layer, last = studies.read(tiny(family), prompt(40)), 2, 5
-    query, guess, keys = passage.queries[layer], passage.guesses[layer], passage.keys[layer]
-    kv_heads, group, count = keys.shape[0], query.shape[0] // keys.shape[0], 7
-    recalls = []
-    for head in range(kv_heads):
-        mine = range(head * group, (head + 1) * group)
-        size = sum(query[h, :-last].abs() for h in mine).sum(0) / group + keys[head, :-last].abs().sum(0)
-        columns = size.topk(round(0.5 * keys.shape[2])).indices
-        for t in range(40 - last, 40):
-            true = torch.stack([keys[head, :t] @ query[h, t] for h in mine]) * passage.scaling
-            cheap = torch.stack([keys[head, :t, columns] @ guess[h, t, columns] for h in mine])
-            cheap = cheap * passage.scaling
-            if group > 1:
-                best, chosen = (x.softmax(-1).mean(0).topk(count).indices.tolist() for x in (true, cheap))
-            else:
-                best, chosen = (x[0].topk(count).indices.tolist() for x in (true, cheap))
-            recalls.append(len(set(best) & set(chosen)) / count)
-    by_hand = sum(recalls) / len(recalls)
-    assert guessed_by(passage, layer, 7 / 35, ratio=0.5, last=last) == pytest.approx(by_hand, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])

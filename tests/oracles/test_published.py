@@ -41,7 +41,7 @@ def test_the_published_runs_fetch_up_to_a_fifth(figure):
 @pytest.fixture(scope="module")
 def gains() -> dict[tuple, str]:
     """{(system, model and batch and run, tokens): times faster than FlexGen} of the experiment `latency`."""
-    rows = [row for row in latency(None)["rows"] if ": faster than offload, " in row["system"]]
+    rows = [row for row in latency()["rows"] if ": faster than offload, " in row["system"]]
     return {(*row["system"].split(": faster than offload, "), row["tokens"]): row["value"] for row in rows}
 
 
@@ -99,7 +99,7 @@ def test_chapter_7_shows_steps_of_the_gpu_as_they_are_stored():
 def test_the_published_time_of_a_block_stands_beside_one_of_a_block():
     """Lee et al. 2024: 1.52 times the ideal. A whole step, which fetches two layers whole, has none."""
     assert BLOCK == 1.52
-    rows = [row for row in breakdown(None)["rows"] if " over the ideal, " in row["system"]]
+    rows = [row for row in breakdown()["rows"] if " over the ideal, " in row["system"]]
     found = {row["system"].removeprefix("infinigen: "): row for row in rows}
     told = {name: row["published"] for name, row in found.items() if row["published"] is not None}
     assert told == {f"a block over the ideal, {AS_RUN.name}": BLOCK} and len(found) == 4

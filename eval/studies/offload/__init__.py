@@ -1,4 +1,4 @@
-"""The measurements of InfiniGen (Lee et al. 2024), each beside the published number.
+"""InfiniGen's published speeds (Lee et al. 2024), each beside ours.
 
-An experiment takes the study (its models, its limit) and returns {"rows": [...]} and what else is shown.
+An experiment returns {"rows": [...]} and what else is shown.
 """

@@ -105,7 +105,7 @@ def faster(shape: ModelShape, tokens: int, batch: int, run: Run) -> dict[str, fl
     return {system: seconds["offload"] / seconds[system] for system in SPEEDUPS}
 
 
-def latency(study) -> dict:
+def latency() -> dict:
     """4. Prefill and decode of OPT on the published machine, simulated, and speed-ups over FlexGen."""
     name, rows = "latency", []
     for run in (AS_RUN, OVERLAPPED):
@@ -135,7 +135,7 @@ def speedups(name: str, run: Run, model: str, batch: int, lengths: tuple[int, ..
     return rows
 
 
-def breakdown(study) -> dict:
+def breakdown() -> dict:
     """5. Where a layer's time goes, OPT-13B with 8 rows of 2,048 tokens, simulated."""
     return {"rows": [one for run in (AS_RUN, OVERLAPPED) for one in parts(run)]}
 

@@ -145,7 +145,7 @@ def one_turn(model, cache, found: Found, bandwidth: float = FAST) -> None:
         found.simulated.append((played + outside) / BURST)
 
 
-def link(study, tokens: int | None = None, layers: int | None = None, repeats: int = REPEATS) -> dict:
+def link(tokens: int | None = None, layers: int | None = None, repeats: int = REPEATS) -> dict:
     """6. Wall time over a modelled link to which whole-layer offloading is bound, beside the ideal.
 
     Every method holds its cache throughout (9 GB in all), and all take turns. Every round begins with the
