@@ -7,6 +7,7 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
+from kvlab.static_graph.quantized import QMAX, quantize
 
 S, STEPS = 24, 8  # few sizes, since every one is a graph to export
 SMALL = {"num_hidden_layers": 2}  # what is exported in tests
@@ -164,3 +165,17 @@ def test_as_a_method():
     assert cache.managers[0].spare == 5 and trace.tokens_held[-1] == 15 + STEPS - 1
     with pytest.raises(ValueError, match=r"use kvlab\.decode"):
         model.generate(ids, past_key_values=cache, max_new_tokens=2)
+
+
+def test_rows_that_are_quantized_again_at_every_step_drift():
+    """A fixed scale rounds each row once. With a new scale for all rows at every step, errors add up."""
+    rows = torch.randn(32, 200, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    scale = rows.abs().amax((1, 2)) / QMAX
+    once = quantize(rows, scale) * scale[:, None, None]
+    assert (once - rows).abs().max() <= scale.max() / 2
+    again = rows[:, :0]
+    for step in range(rows.shape[1]):
+        again = torch.cat([again, rows[:, step : step + 1]], 1)
+        scale = again.abs().amax((1, 2)) / QMAX
+        again = quantize(again, scale) * scale[:, None, None]
+    assert (again - rows).square().mean() > 1.2 * (once - rows).square().mean()
