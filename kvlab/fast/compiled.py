@@ -24,6 +24,7 @@ from .suited import Unsuited, check
 
 ROWS = 8  # with more, torch's matrix products are faster
 MOST = 64  # the same where its library leaves half of the registers unused, and `block.py` does not
+TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
 INSTEAD = {  # allowed replacements
@@ -161,6 +162,7 @@ class Body:
         self.out_of = [*map(_counted, out_of[:-1])]
         self.vocabulary = len(last[1][0])
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
+        self.rotations = {}  # position -> cos and sin of `TABLE` from there on
         self._code()
         self.whole = self.kind_of_whole(self, into, out_of, last)
 
@@ -245,7 +247,18 @@ class Body:
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
-        return tuple(part[0].contiguous().numpy() for part in self.rotary(torch.empty(0), positions[None]))
+        at = positions.numpy()  # whose numbers are read at once: an operation of torch takes microseconds
+        begin = int(at[0]) // TABLE * TABLE
+        if len(at) > 1 and (at.min() < begin or at.max() >= begin + TABLE):
+            return tuple(part[0].numpy() for part in self.rotary(torch.empty(0), positions[None]))
+        if begin not in self.rotations:
+            some = torch.arange(begin, begin + TABLE)[None]
+            self.rotations[begin] = tuple(part[0].numpy() for part in self.rotary(torch.empty(0), some))
+        cos, sin = self.rotations[begin]
+        if len(at) == 1:
+            place = int(at[0]) - begin
+            return cos[place : place + 1], sin[place : place + 1]
+        return cos[at - begin], sin[at - begin]
 
 
 def _are(module, expected: dict) -> None:
