@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import copy
 import weakref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..interface import Asked, stopping
+
+
+@dataclass(eq=False)
+class Narrow:
+    """The part of a query that is needed: these output channels `[n]` of its projection, the others become
+    zero. For a model that does not mix channels after the projection, as RoPE does. attention: the module
+    that computes it, once a `Lean` has made it."""
+
+    projection: nn.Linear
+    channels: Tensor
+    attention: nn.Module | None = None
 
 
 class Lean:
@@ -30,16 +42,16 @@ class Lean:
         """What the layer gives its attention for this input: positional arguments, and those by name."""
         return asked(self.before, (block_input,), given)
 
-    def query(self, args: tuple, given: dict, narrow: nn.Module | None = None) -> Tensor:
-        """The query for these arguments, `[batch, heads, tokens, head_dim]`. narrow: see `narrowed`."""
+    def query(self, args: tuple, given: dict, narrow: Narrow | None = None) -> Tensor:
+        """The query for these arguments, `[batch, heads, tokens, head_dim]`."""
         if self.short is None:
             self._try(args, given)
-        return asked(narrow or self.short, args, given)
-
-    def narrowed(self, projection: nn.Linear, channels: Tensor) -> nn.Module:
-        """The attention with only these output channels `[n]` of its query's projection; the others are zero.
-        For `query`, in a model that does not mix channels after the projection as RoPE does."""
-        return _copied(self.whole, self.zeros | {projection: _Rows(projection, channels)})
+        if narrow is None:
+            return asked(self.short, args, given)
+        if narrow.attention is None:
+            rows = _Rows(narrow.projection, narrow.channels)
+            narrow.attention = _copied(self.whole, self.zeros | {narrow.projection: rows})
+        return asked(narrow.attention, args, given)
 
     def _try(self, args: tuple, given: dict) -> None:
         query = asked(self.whole, args, given)
@@ -77,7 +89,8 @@ def asked(module: nn.Module, args: tuple, given: dict):
 
 
 def _copied(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A copy of the module with some parts replaced, which shares all other parts, weights and attributes."""
+    """A copy of the module with some parts replaced, without hooks, which shares all other parts, weights and
+    attributes."""
     if module in replaced:
         return replaced[module]
     if not any(part in replaced for part in module.modules()):
@@ -85,7 +98,11 @@ def _copied(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn.Modul
     held = (value.values() if isinstance(value, dict) else (value,) for value in vars(module).values())
     shared = {id(value): value for values in held for value in values}
     shared |= {id(part): _copied(part, replaced) for part in module.children()}
-    return copy.deepcopy(module, shared)
+    made = copy.deepcopy(module, shared)
+    for name, value in vars(made).items():
+        if "hook" in name and isinstance(value, dict):
+            value.clear()  # a forward does not call them, and they may know the whole model
+    return made
 
 
 class _Stop(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import recorded
-from .lean import Lean, asked, lean
+from .lean import Lean, Narrow, asked, lean
 from .passes import Hook, cache_name
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
@@ -42,14 +42,15 @@ def _finds(block) -> torch.nn.Module | None:
 
 def query_of(
     model, layer: int, block_input: Tensor, rotary=None, norm: int | None = None, given: dict | None = None,
-    narrow: torch.nn.Module | None = None,
+    narrow: Narrow | None = None,
 ) -> Tensor:  # fmt: skip
     """The query layer `layer` would ask if `block_input` `[batch, tokens, hidden]` were its input.
 
     The layer's own forward computes it, up to its call of the attention function, without the projections
     to K and V where they can be left out (`Lean`). rotary: the position embeddings of its kind, or None.
     norm: the layer whose norm is used (default: its own). given: what else a layer of this pass is called
-    with, by name. narrow: what `Rehearsal.narrowed` returned for this layer.
+    with, by name. narrow: the part of the query
+    that is needed.
     Returns `[batch, heads, tokens, head_dim]`. ValueError for another layer's norm where accelerate has
     wrapped the layers.
     """
@@ -87,7 +88,7 @@ def report_block_inputs(model) -> None:
         if model in _reporting:
             return
         blocks = blocks_of(model)
-        reports = _Reports(model, _lenders(model, blocks))
+        reports = _Reports(weakref.ref(model), _lenders(model, blocks), cache_name(model))
         for index, block in enumerate(blocks):
             block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
         _reporting.add(model)
@@ -115,8 +116,8 @@ class _Reports(threading.local):
     """What the blocks of a model are given in the pass that runs, in each thread by itself: their position
     embeddings, by block. lenders: see `_lenders`."""
 
-    def __init__(self, model, lenders: list[int]):
-        self.model, self.lenders, self.named = weakref.ref(model), lenders, cache_name(model)
+    def __init__(self, model: weakref.ref, lenders: list[int], named: str):
+        self.model, self.lenders, self.named = model, lenders, named  # of which each thread keeps a copy
         self.now: list = []
 
     def note(self, index: int, embeddings) -> None:
@@ -159,14 +160,8 @@ class Rehearsal:
     rotary: tuple | None
     given: dict
 
-    def __call__(self, norm: int | None = None, narrow: torch.nn.Module | None = None) -> Tensor:
+    def __call__(self, norm: int | None = None, narrow: Narrow | None = None) -> Tensor:
         return query_of(self.model, self.layer, self.hidden, self.rotary, norm, self.given, narrow)
-
-    def narrowed(self, projection: torch.nn.Linear, channels: Tensor) -> torch.nn.Module:
-        """For a later call: of the query only these channels `[n]` of `heads * head_dim`, with their rows of
-        the projection; the others are zero. It is meant for a model that does not mix channels after the
-        projection, as RoPE does."""
-        return _lean(blocks_of(self.model)[self.layer]).narrowed(projection, channels)
 
 
 class _Probe:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention import group_importance, true_scores
 from ..calibrate.fold import is_folded, query_projection
 from ..calibrate.skew import skew
-from ..models import report_block_inputs
+from ..models import Narrow, report_block_inputs
 from ..parameters import check_number, check_one_of
 from ..policy import State
 from ..ranks import all_heads
@@ -88,8 +88,8 @@ class InfiniGen(TopK):
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
     cache; `skew`, the layer's matrices A (None: nothing to rotate); while more of the prompt may come,
     `sums` of |Q~| and |K~| so far, `[batch, kv_heads, d]` each; `guessed`, slots to fetch at the coming step.
-    In a folded model: `projection`, the layer's to its queries; `asks`, the attention with only those of its
-    rows that the columns need (weights, and not counted either).
+    In a folded model: `projection`, the layer's to its queries; `asks`, its rows that the columns need
+    (weights, and not counted either).
     """
 
     full_layers: int = 2
@@ -157,7 +157,9 @@ class InfiniGen(TopK):
             sums = tuple(size + earlier for size, earlier in zip(sums, state.sums, strict=True))
         rule, count = VARIANTS[self.variant], self.ratio * keys.shape[-1]
         count = max(1, int(count) if rule.official else round(count))
-        state.columns, state.asks = rule.columns(*sums, count), None
+        state.columns = rule.columns(*sums, count)
+        if state.projection is not None:
+            state.asks = Narrow(state.projection, state.channels(query.shape[1], query.shape[3]))
         state.partial = Growing().start(layer)
         state.append(keys)
         state.sums = sums if layer.prefilling else None
@@ -167,8 +169,6 @@ class InfiniGen(TopK):
         state = layer.state
         said = {"norm": layer.index - 1} if VARIANTS[self.variant].official else {}
         asked = query(**said) if state.asks is None else query(**said, narrow=state.asks)
-        if state.asks is None and state.projection is not None:
-            state.asks = query.narrowed(state.projection, state.channels(*asked.shape[1::2]))
         guess, partial = state.partial_columns(asked), state.partial_keys
         scores = true_scores(guess, partial, layer.scaling, layer.some_empty, layer.softcap)
         counts = self.how_many(scores, self.caps(layer, appended=0), lambda x: all_heads(layer, x))

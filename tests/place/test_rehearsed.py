@@ -1,6 +1,8 @@
 """A rehearsal computes the query and nothing that it does not need."""
 
 import copy
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -103,6 +105,29 @@ def test_a_replaced_part_is_asked():
         attention.q_proj.weight.mul_(2.0)
         attention.q_proj.bias.mul_(2.0)
         assert torch.allclose(query_of(model, 1, hidden), 2 * before)
+
+
+def test_a_saved_cache_of_a_folded_model_goes_on(tmp_path):
+    model, ids = fold(copy.deepcopy(tiny("opt"))), prompt(40)
+    cache = kvlab.make_cache(model, "infinigen:budget=0.5")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids)
+    stepper.feed(ids[:, :1])
+    cache.save(tmp_path / "cache")
+    again = kvlab.Stepper(model, kvlab.load_cache(tmp_path / "cache", model))
+    for at in range(1, 4):
+        token = ids[:, at : at + 1]
+        assert torch.allclose(again.feed(token, last=True), stepper.feed(token, last=True), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_a_model_that_rehearsed_can_be_freed(name):
+    model = copy.deepcopy(tiny(name))
+    kvlab.decode(model, prompt(20), kvlab.make_cache(model, "infinigen"), 3)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_another_thread_may_use_the_model_meanwhile():
