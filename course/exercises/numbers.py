@@ -4,6 +4,7 @@ from course.teaching.check.exercise import NUMBERS
 
 NUMBERS |= {
     "words_read": sum(range(4, 15)),  # 1: words in, by eleven steps of the loop
+    "triangle": sum(range(6, 14)),  # 1: boxes computed in eight steps
     "repeated": 127 / 128,  # 1: of a pass over 128 tokens, what the pass over 127 had done before
     "ten_times": 11,  # 1: new tokens from which on the loop feeds ten times what a cache feeds
     "fed_with_cache": 6 + 23,  # 2: tokens fed to write 24 after a prompt of six
