@@ -62,3 +62,14 @@ def test_no_other_parting_takes_less_work(seed):
 
 def test_too_long_for_any_group_stands_alone():
     assert packed([(50, 5), (400, 5), (40, 5)], longest=100) == [[(400, 5)], [(50, 5), (40, 5)]]
+
+
+def test_answers_of_one_length_go_together_where_many_methods_feed_them():
+    items = [(prompt, 30 if prompt % 2 else 2) for prompt in range(101, 133)]  # half of them answer at length
+    groups = packed(items, methods=14)
+    assert all(len({steps for _, steps in group}) == 1 for group in groups)
+    assert passed(groups, 14) < passed(packed(items, methods=0), 14)
+
+
+def test_without_steps_prompts_go_by_length():
+    assert pack([3, 9, 1, 8], lambda item: item, 2) == [[9, 8], [3, 1]]

@@ -123,6 +123,7 @@ def test_it_is_the_last_one_at_or_before_every_character(kind, text, turns):
     for at in range(len(text) + 1):
         count = min(max(1, sum(end <= at for end in known)), len(ids) - 1)
         assert boundary(tokenizer, text, ids, at) == count, (at, text[:at])
+    assert boundary(tokenizer, text, ids[:1], 5) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,10 @@ from rich.console import Console
 
 from eval import report
 from eval.core.cells import written
+from eval.core.comparable import comparable
+from eval.core.measurement import Cell
 from eval.core.results import Store
+from eval.report import tables
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
 CONFIG |= {"protocol": "question-inside", "task": "ddd"}
@@ -122,3 +125,33 @@ def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):
     assert "m, limit 2: " in printed and "int8 on chain (old)" in printed
     page = (tmp_path / "report.html").read_text()
     assert '<th scope="row">int4</th>' in page
+
+
+def test_speed_stands_beside_accuracy_of_its_own_dtype():
+    cells = [cell(made="2026-02-02"), cell(dtype="bfloat16")]
+    speed = [cell(task="speed:model:256", dtype=dtype) | {"rows": []} for dtype in (None, "bfloat16")]
+    kept, _ = comparable(cells + speed)
+    found = tables.boards(kept)
+    assert [board.setting for board in found] == ["dtype none", "dtype bfloat16"]
+    assert [[c["config"].get("dtype") for c in board.cells] for board in found] == [
+        [None] * 2,
+        ["bfloat16"] * 2,
+    ]
+
+
+def test_what_is_wanted_now_comes_before_what_is_newest():
+    cells = [cell("full"), cell("int4"), cell("int8", made="2026-02-02", limit=8)]
+    apart = lambda kept: {one["method"]: one["apart"] for one in kept}
+    kept, lines = comparable(cells)
+    assert apart(kept) == {"full": {"limit": 4}, "int4": {"limit": 4}, "int8": {}} and not lines
+    kept, lines = comparable(cells, [Cell("m", "int4", "recall", CONFIG)])
+    assert apart(kept) == {"full": {}, "int4": {}, "int8": {"limit": 8}} and not lines
+
+
+def test_speed_stands_beside_accuracy_of_the_same_model_only():
+    accuracy = [cell(), cell("int4")]
+    other = cell(task="speed:model:256", repeats=2, model="bbb", made="2025")
+    kept, lines = comparable([*accuracy, other])
+    assert names(kept) == {"full on recall", "int4 on recall"} and "(model bbb, not aaa)" in lines["m"]
+    other["model"] = "another"  # a board of its own
+    assert names(comparable([*accuracy, other])[0]) == {*names(accuracy), "full on speed:model:256"}

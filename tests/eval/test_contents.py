@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from eval.core import contents
+from eval.core.digests import digest, model_digest
 from kvlab.models import files
 
 
@@ -84,3 +85,29 @@ def test_who_wrote_a_configuration_counts_for_nothing_and_all_else_counts(cache,
         change()
         assert contents.of_model(model) not in found
         found.add(contents.of_model(model))
+
+
+def test_what_is_written_meanwhile_is_not_kept(cache, model, monkeypatch):
+    weights, read = model / "model.safetensors", files.sha256
+
+    def slowly(path):
+        found = read(path)
+        weights.write_bytes(b"what another process writes")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sha256", slowly)
+        contents.sha256(weights)
+    assert not (cache / "sums").exists()
+    assert contents.sha256(weights) == read(weights)
+
+
+def test_large_data_are_known_by_their_contents_too(cache, model):
+    copy = shutil.copyfile(model / "model.safetensors", model.parent / "model.safetensors")
+    os.utime(copy, (1, 1))
+    assert digest([copy]) == digest([model / "model.safetensors"])
+
+
+def test_a_folder_s_digest_is_of_its_contents(cache, model):
+    assert model_digest(str(model)) == contents.of_model(model)
+    assert model_digest("someone/a-model-of-the-hub") == "someone/a-model-of-the-hub"

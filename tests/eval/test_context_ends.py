@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cut_examples import CHATS, EXAMPLES, chat, chatting
+from cut_examples import CHATS, EXAMPLES, SHOT, chat, chatting
+from lm_eval.api.instance import Instance
 
 import kvlab
+from eval.accuracy import KVLabLM
 from eval.accuracy.boundaries import REFUSED, RULES, boundary, character, known, rule_of
 from eval.core.errors import Problem
 
@@ -100,3 +102,29 @@ def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
         asked = text[character(rule_of(task), task, text, document) :]
         assert question.strip() == f"{asked.strip()}<|im_end|>\n<|im_start|>assistant", task
         assert context.count("<|im_start|>") == len(turns) + 1
+
+
+def test_lambadas_of_other_names_are_not_guessed():
+    assert known("lambada_openai_mt_de") and not known("lambada_mine")
+
+
+def test_a_sentence_that_begins_with_its_gap_is_cut_before_the_choice():
+    document, cut = {"sentence": "_ was too big for it."}, rule_of("winogrande")
+    assert character(cut, "winogrande", "Ann had it.\n\nThe cup", document) == 13
+    with pytest.raises(Problem):
+        character(cut, "winogrande", "The cup", document)
+
+
+def test_a_hypothesis_that_says_the_premise_again_is_not_the_context():
+    text = "Premise A.\nQuestion: He said Premise A. True or False?\nAnswer:"
+    assert character(rule_of("rte"), "rte", text, {"sentence1": "Premise A."}) == len("Premise A.")
+
+
+def test_zero_shots_are_refused_under_a_template_too(loaded):
+    """What a template puts before every prompt is no example."""
+    lm = KVLabLM(loaded[0], "full", tokenizer=chatting(loaded[1]), protocol="context-first")
+    text, document = chat(lm.tokenizer, "piqa", [])
+    asked = {"doc": document, "idx": 0, "metadata": ("piqa", 0, 1)}
+    lm._cut([Instance("loglikelihood", arguments=(text, " a"), **asked)])
+    with pytest.raises(Problem, match="--num-fewshot"):
+        lm._cut([Instance("loglikelihood", arguments=(text.replace(SHOT, ""), " a"), **asked)])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy.batching import steps_at_once
+from eval.accuracy.agreement import measure
+from eval.accuracy.batching import steps_at_once, until_rows_end
 from eval.accuracy.continuing import continuations
 from eval.accuracy.scoring import Scorer
 from eval.accuracy.windows import windows
@@ -66,10 +67,10 @@ def test_of_every_method_a_pass_is_its_steps(method):
 
 
 def scored(method, kind, monkeypatch, at_once):
-    torch.manual_seed(0)
     if not at_once:
         monkeypatch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
     model = tiny("llama", dtype=torch.float64)  # in which passes of two shapes round to the same codes
+    torch.manual_seed(0)
     scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 8, 100, evict="once")
     prompts = [torch.randint(0, 96, (n,)).tolist() for n in (12, 14, 20)]
     if kind == "choices":
@@ -139,3 +140,21 @@ def counting(model, monkeypatch) -> list[int]:
 
     monkeypatch.setattr(model, "forward", counted)
     return rows
+
+
+def test_rows_that_end_early_leave():
+    """Where half of the rows have ended, if that saves more than a pass costs; else where all have."""
+    steps = torch.tensor([2, 9, 2, 100, 3])
+    found = [until_rows_end(steps, 0), until_rows_end(steps, 2), until_rows_end(steps[steps > 3], 3)]
+    assert found == [3, 3, 9]
+    assert until_rows_end(torch.tensor([2, 2, 12]), 0) == 12, "20 numbers of padding, fewer than a pass costs"
+
+
+def test_agreement_is_the_same(monkeypatch):
+    model, ids = tiny("llama"), torch.randint(0, 96, (3, 40))
+    once = measure(model, ["int4"], ids, 8)["int4"]
+    monkeypatch.setattr("eval.accuracy.agreement.steps_at_once", lambda cache: False)
+    steps = measure(model, ["int4"], ids, 8)["int4"]
+    for name, values in once["values"].items():
+        assert values == pytest.approx(steps["values"][name], abs=1e-4)
+    assert once["bytes"] == pytest.approx(steps["bytes"], rel=1e-6)

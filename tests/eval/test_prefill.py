@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
+import numba
 import pytest
 import torch
 
 import kvlab
-from eval.accuracy import KVLabLM, prefill
+from eval.accuracy import KVLabLM, clock, prefill
 from eval.accuracy.prefill import shared
+from eval.accuracy.scoring import Scorer
 from kvlab.decode import Stepper
 
 METHODS = [method for method in kvlab.FIRST_WAVE if method != "recompute"]
@@ -81,3 +84,52 @@ def test_a_method_that_fails_leaves_the_others_alone(asked, loaded):
     lm.use("static:length=20")
     with pytest.raises(ValueError, match="20"):
         lm.loglikelihood(asked.choices, disable_tqdm=True)
+
+
+def test_what_is_compiled_once_is_nobodys_time(monkeypatch):
+    """Else the first cell of a fresh machine takes 46 seconds, and the next one a third of a second."""
+    before = clock.compiled()
+    numba.njit(lambda x: x + 1)(1)
+    assert clock.compiled() > before
+    now, compiled = [0.0], [30.0]
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clock, "compiled", lambda: compiled[0])
+    watch = clock.Clock()
+    with watch.of("full"):
+        now[0], compiled[0] = 46.0, 70.0
+        with watch.of(None):
+            now[0], compiled[0] = 50.0, 71.0
+        now[0] = 52.0
+    watch.stop()
+    assert (watch.own["full"], watch.prepared, watch.shared, watch.total) == (8.0, 41.0, 3.0, 52.0)
+
+
+def test_seconds_are_each_methods_own_and_the_prefill_is_apart(asked, loaded, monkeypatch):
+    """On a clock that only known work moves: 100 for a pass over prompts, 1 or 5 for a method's step."""
+    now, steps, passes = [0.0], {"h2o": 0, "sinks": 0}, []
+    costs = {"h2o": 1, "sinks": 5}
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    true_prompt, true_step = prefill.Prompt.__init__, Scorer.step
+
+    def prompt(self, *arguments):
+        now[0] += 100
+        passes.append(now[0])
+        true_prompt(self, *arguments)
+
+    def step(self, name, *arguments):
+        now[0] += costs[name]
+        steps[name] += 1
+        return true_step(self, name, *arguments)
+
+    monkeypatch.setattr(prefill.Prompt, "__init__", prompt)
+    monkeypatch.setattr(Scorer, "step", step)
+    lm = KVLabLM(loaded[0], tokenizer=loaded[1])
+    lm.together(costs)
+    for method, cost in costs.items():  # the first one asked for waits for all
+        begun = now[0]
+        lm.use(method)
+        lm.loglikelihood(asked.choices, disable_tqdm=True)
+        now[0] += 3  # what lm-eval does with the answers
+        found = lm.seconds(now[0] - begun)
+        shared = {"prefill_seconds": 100 * len(passes), "together": 2}
+        assert steps[method] and found == {"seconds": steps[method] * cost + 3} | shared

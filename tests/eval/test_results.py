@@ -195,3 +195,15 @@ def test_halves_are_merged(halves):
     elsewhere = Store(f"memory://{uuid.uuid4().hex}")
     elsewhere.prepare()
     assert merge([c.where], elsewhere, pytest.fail) == (3, 3)
+
+
+def test_cells_that_differ_are_refused_with_both_paths(halves):
+    a, b, c = halves
+    other = cell("full") | {"rows": [{"decode_ms": 1.0}]}
+    other["metrics"][0]["value"] = 0.6
+    b.save(other)
+    with pytest.raises(Problem, match="other metrics and rows") as raised:
+        merge([a.where, b.where], c, pytest.fail)
+    for store in (a, b):
+        assert str(store.cells / store.name("m", "full", "recall", {"limit": 4})) in str(raised.value)
+    assert not c.files.names()

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from types import SimpleNamespace
 
 import pytest
 import stored
@@ -11,6 +12,7 @@ from scipy.stats import binomtest
 
 import kvlab
 from eval import report
+from eval.accuracy.worker import chance
 from eval.core.results import Store
 from eval.report import budgets, statistics, tables
 
@@ -131,3 +133,27 @@ def test_the_share_that_a_score_chose(method, share):
     assert cache.stats().scored == (None if share is None else pytest.approx(share))
     cache.reset()
     assert cache.stats().scored is None
+
+
+def test_six_lost_answers_are_more_than_noise_and_five_are_not():
+    full = [1.0] * 96
+    assert statistics.differs([0.0] * 6 + [1.0] * 90, full)
+    assert not statistics.differs([0.0] * 5 + [1.0] * 91, full)
+
+
+@pytest.mark.parametrize("value, stderr, floor, above", [
+    (0.30, 0.05, 0.25, False), (0.36, 0.05, 0.25, True), (0.0, 0.0, 0.0, False), (0.5, None, None, True),
+])  # fmt: skip
+def test_guessing_is_beaten_by_two_standard_errors_or_not(value, stderr, floor, above):
+    assert statistics.beats(value, stderr, floor) == above
+
+
+def test_guessing_is_defined_task_by_task():
+    written = SimpleNamespace(OUTPUT_TYPE="generate_until", config=SimpleNamespace(metadata={"chance": 0.25}))
+    rolling = SimpleNamespace(OUTPUT_TYPE="loglikelihood_rolling", config=SimpleNamespace(metadata=None))
+    assert chance(None, [2, 4]) == 0.375
+    assert chance(written, []) == 0.25 and chance(rolling, []) is None
+    written.config.metadata = None
+    assert chance(written, []) == 0.0
+    told = SimpleNamespace(OUTPUT_TYPE="loglikelihood", config=SimpleNamespace(metadata=None))
+    assert chance(told, []) == 0.0

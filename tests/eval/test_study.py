@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from eval.__main__ import chosen, main
+from eval.__main__ import chosen, keep_earlier, main
 from eval.accuracy import settings
 from eval.core.errors import Problem
 from eval.core.results import Store
@@ -143,6 +143,16 @@ def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys):
     assert len(shown) == 1 and repr(found[0]["prompt"]) in shown[0]
     assert main(["--config", str(tmp_path / "run.json")]) == 0
     assert "1 of 1 accuracy cells are kept" in capsys.readouterr().err
+    assert not (tmp_path / "run-1.json").exists()
+
+
+def test_the_run_json_of_another_run_is_kept(tmp_path):
+    for limit in (2, 2, 3, 2):
+        said = {"command": "accuracy", "limit": limit}
+        keep_earlier(tmp_path / "run.json", said)
+        (tmp_path / "run.json").write_text(json.dumps(said))
+    kept = {path.name: json.loads(path.read_text())["limit"] for path in tmp_path.iterdir()}
+    assert kept == {"run-1.json": 2, "run-2.json": 3, "run.json": 2}
 
 
 def test_shards_are_all_and_none_is_made_twice():
