@@ -191,3 +191,12 @@ def test_what_the_command_cannot_do_is_one_line(lease, capsys, monkeypatch, word
     assert cli.main(["ask", *given, *words]) == 2
     line = capsys.readouterr().err
     assert line.startswith("kvlab: error: ") and says in line and line.count("\n") == 1
+
+
+def test_it_stops_at_every_end_token(loaded):
+    model, tokenizer = kvlab.prepare(copy.deepcopy(loaded[0])), loaded[1]
+    whole = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
+    for ends in (whole[4], [4159, whole[4]]):
+        model.generation_config.eos_token_id = ends
+        found = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
+        assert found == whole[: whole.index(whole[4]) + 1]

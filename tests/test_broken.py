@@ -183,3 +183,17 @@ def test_a_latent_pass_that_breaks_off_leaves_the_next_attention_alone(how, then
                 stepper.feed(IDS[:, 5:6])
             hook.remove()
         assert torch.equal(run(), expected)
+
+
+def test_a_refusal_leaves_the_cache_as_it_was():
+    """Nothing was written, so nothing is broken."""
+    model = kvlab.prepare(family("Llama"))
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    with torch.no_grad():
+        expected = model(IDS, use_cache=False).logits
+        stepper.feed(IDS[:, :HELD])
+        with pytest.raises(ValueError, match="batch of 2 rows, but the cache holds 1"):
+            model(IDS[:, HELD : HELD + 1].repeat(2, 1), past_key_values=stepper.cache)
+        with pytest.raises(ValueError, match="attention_mask has shape"):
+            model(IDS[:, HELD : HELD + 1], past_key_values=stepper.cache, attention_mask=torch.zeros(1, 3))
+        assert (stepper.feed(IDS[:, HELD:]) - expected[:, HELD:]).abs().max() < 1e-4

@@ -181,3 +181,12 @@ def test_room_for_partial_keys_to_come_is_spare():
     assert all(one.spare_bytes for one in partial)
     assert found.index_bytes - tight.index_bytes == sum(one.keys[0][:, :, 0].nbytes for one in partial)
     assert found.spare_bytes == sum(one.spare_bytes for one in (*partial, *(x.store for x in cache.layers)))
+
+
+def test_lengths_that_transformers_sees():
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "sinks:budget=6")
+    kvlab.Stepper(model, cache).feed(prompt(20))
+    assert cache.get_seq_length() == 20  # logical
+    assert cache.layers[0].get_mask_sizes(1) == (7, 14)  # physical: held + query, seen - held
+    assert cache.get_max_length() == -1
+    assert kvlab.make_cache(model, "static:length=50").get_max_length() == 50

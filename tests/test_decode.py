@@ -237,3 +237,11 @@ def test_a_model_without_a_head_is_one_line():
         ValueError, match=r"^model is a LlamaModel, which gives no logits: expected one with a head$"
     ):
         kvlab.Stepper(body, kvlab.make_cache(body, "full"))
+
+
+def test_a_padded_batch_may_be_longer_than_the_context_if_its_rows_are_not():
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    ids, mask = prompt(140, rows=2), torch.ones(2, 140, dtype=torch.long)
+    mask[:, :20] = 0
+    assert torch.isfinite(stepper.feed(ids, mask, last=True)).all()

@@ -7,7 +7,10 @@ import pickle
 import pytest
 import torch
 from every import COMPOSED, LINKED, make
+from families.models import family
 from tiny import prompt, refused, tiny
+
+import kvlab
 
 pytestmark = pytest.mark.uncounted
 
@@ -53,3 +56,12 @@ def test_pickling_is_refused_in_one_line(spec):
         with pytest.raises(TypeError, match=r"cannot be pickled: copy.deepcopy\(cache\) copies it") as error:
             copied(cache)
         assert "\n" not in str(error.value)
+
+
+def test_a_crop_of_nothing_takes_nothing_from_any_layer():
+    model = kvlab.prepare(family("Falcon-H1"))
+    cache = kvlab.make_cache(model, "h2o:budget=5")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(9))
+    cache.crop(0)
+    assert stepper.feed(prompt(1)).isfinite().all()

@@ -145,3 +145,47 @@ def test_what_cannot_be_read_again():
         model(inputs_embeds=torch.randn(1, 9, 32), past_key_values=cache)
     with pytest.raises(ValueError, match=r"a prompt of 120 tokens leaves no room to be read again .* of 128"):
         kvlab.Stepper(model, cache).feed(prompt(120))
+
+
+def test_where_the_tokenizer_is_known_an_instruction_comes_first():
+    model, tokenizer = kvlab.load()
+    fed, ids = (
+        [],
+        tokenizer("Once there was a small boat on a wide lake. " * 4, return_tensors="pt").input_ids,
+    )
+    note = lambda module, args, kwargs: fed.append(tokenizer.decode(kwargs["input_ids"][0]))
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        kvlab.Stepper(model, kvlab.make_cache(model, "kvzip:chunk=24")).feed(ids)
+    finally:
+        hook.remove()
+    text = tokenizer.decode(ids[0])
+    assert fed[0] == text and text.startswith(tokenizer.decode(ids[0, :24]))
+    assert fed[1] == "\n\nRepeat the previous context exactly.\n" + tokenizer.decode(ids[0, :24])
+    later = "\n\nRepeat the part of the previous context exactly, starting with"
+    assert fed[2] == later + tokenizer.decode(ids[0, 16:24]) + "\n" + tokenizer.decode(ids[0, 24:48])
+
+
+def test_a_window_that_holds_less_than_the_budget_leaves_it_to_others():
+    """Layers with a window and layers without one: no layer is asked for more than it holds."""
+    model = kvlab.prepare(family("Gemma 3"))
+    ids = torch.randint(2, 96, (1, 40), generator=torch.Generator().manual_seed(1))
+    cache = kvlab.KVCache(model, keep=KVzip(20))
+    kvlab.Stepper(model, cache).feed(ids)
+    held = held_by_head(cache, 0)
+    full = [layer for layer in cache.attending if layer.local is None]
+    assert full and len(full) < len(cache.attending)
+    heads = model.config.num_key_value_heads
+    most = sum(heads * min(20, layer.local - 1 if layer.local else 20) for layer in cache.attending)
+    assert sum(map(len, held.values())) == most
+
+
+def test_a_short_context_is_read_in_shorter_chunks():
+    model, fed = tiny("llama"), []  # a context of 128
+    note = lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1])
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        kvlab.Stepper(model, kvlab.make_cache(model, "kvzip:budget=0.3")).feed(prompt(100))
+    finally:
+        hook.remove()
+    assert fed == [100, 20, 28, 28, 28, 28]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kvlab
-from kvlab.gather import by_token, gather_slots
+from kvlab.gather import by_head, by_token, gather_slots, slot_index
 from kvlab.link import cuda
 from kvlab.spec import parse
 from tests.tiny import prompt, tiny
@@ -136,3 +136,13 @@ def test_where_tokens_go_step_by_step_the_host_moves_none_of_the_others(link, mo
     ids = prompt(1, rows=3)
     here, there = (model(ids, past_key_values=one).logits for one in (plain, cache))
     assert torch.allclose(here, there, atol=1e-5)
+
+
+def test_slots_are_found_in_either_order_of_memory():
+    x = by_head(torch.rand(7, 2, 3, 5))
+    slots = torch.randint(-1, 7, (2, 3, 4))
+    wanted = x.gather(2, slots.clamp(min=0)[..., None].expand(-1, -1, -1, 5))
+    for one in (x, x.contiguous(), x[..., :4]):
+        flat, index = slot_index(one, slots)
+        assert torch.equal(flat.index_select(0, index).view(*slots.shape, -1), wanted[..., : one.shape[3]])
+        assert torch.equal(gather_slots(one, slots), wanted[..., : one.shape[3]])

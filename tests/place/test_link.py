@@ -1,12 +1,14 @@
 """The link: what it carries, in which order, and what it costs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch
 from tiny import linked, prompt, tiny
 
 import kvlab
+from kvlab.link.staging import Staging
 from kvlab.place import Host, ModelledLink, TopK, Whole
 from kvlab.store import Growing
 
@@ -77,3 +79,49 @@ def test_a_cuda_link_changes_no_number(spec, same):
     there = kvlab.decode(model, ids, kvlab.make_cache(model, linked(spec, "cuda")), 8)
     assert torch.equal(here.tokens, there.tokens)
     model.cpu()
+
+
+def test_lanes_serve_in_order_and_never_faster_than_the_link():
+    link = ModelledLink(1e9, latency=1e-3)
+    parts = (torch.arange(2 * 3 * 50 * 4.0).view(2, 3, 50, 4),)
+    handles = [link.fetch(parts, None, layer=i, bytes=parts[0].nbytes, why="fetch") for i in range(4)]
+    back = link.write(parts, layer=9, bytes=parts[0].nbytes, why="write")
+    for handle in handles:
+        (got,) = handle.wait()
+        assert torch.equal(got[:, :, :50], parts[0]) and got.shape == (2, 3, 51, 4)
+    assert torch.equal(back.wait()[0], parts[0])
+    for early, late in pairwise(handles):
+        assert late.started >= early.finished
+    for handle in (*handles, back):
+        assert handle.submitted <= handle.started
+        assert handle.finished - handle.started >= link.seconds(parts[0].nbytes) - 1e-9
+
+
+def test_staging_is_used_again_and_never_twice_at_once():
+    staging = Staging()
+    first = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
+    second = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
+    assert first[0].shape == (2, 3) and first[1].dtype == torch.uint8
+    assert first[0].data_ptr() != second[0].data_ptr() and len(staging.buffers) == 2
+    first[0].fill_(1.0)
+    second[0].fill_(2.0), second[1].fill_(7)
+    assert (first[0] == 1).all()
+    where = first[0].data_ptr()
+    staging.give_back(first)
+    again = staging.take([(2, 3)], [torch.float32])
+    assert again[0].data_ptr() == where and len(staging.buffers) == 2
+    staging.give_back(again)
+    staging.take([(100, 100)], [torch.float64])
+    assert len(staging.buffers) == 2  # the small free one made place
+    staging.clear()
+    assert staging.buffers == ()
+
+
+def test_what_is_remembered_of_transfers_is_bounded_and_holds_no_tensor(monkeypatch):
+    monkeypatch.setattr("kvlab.link.base.RECORDS", 30)
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "offload:link=1e9")
+    kvlab.decode(model, prompt(20), cache, 20)
+    cache.reset()
+    link = cache.layers[0].place.link
+    link.drain()
+    assert len(link.records) == 30 and all(record.future is None for record in link.records)

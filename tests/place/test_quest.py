@@ -45,3 +45,30 @@ def test_missed_mass_is_what_attention_gives_to_the_rest(spec, link):
     assert cache.stats().missed_mass > 0.01
     stepper.feed(prompt(5, rows=2))  # no choice was made
     assert cache.stats().missed_mass is None
+
+
+@pytest.mark.parametrize("spec", ["quest:page=3,budget=0.3", "quest:page=3,budget=9,digest=centre"])
+def test_a_crop_into_a_page(spec):
+    """What is left is bounded again, so that a cropped cache goes on as a fresh one."""
+    model, ids = tiny("llama"), prompt(46, rows=2)
+    cropped, fresh = (kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in range(2))
+    cropped.feed(ids)
+    cropped.cache.crop(-17)
+    fresh.feed(ids[:, :29])
+    for step in range(8):
+        token = prompt(1, rows=2, seed=step)
+        with torch.no_grad():
+            ours = model(token, past_key_values=cropped.cache).logits[:, -1]
+        assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-5)
+
+
+def test_the_longest_row_may_leave():
+    """What stays goes on as it would by itself, though its pages were made beside more of them."""
+    model, spec, ids = tiny("llama"), "quest:page=4,budget=8,full_layers=1,digest=centre", prompt(33)
+    both, alone = (kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in range(2))
+    both.feed(*left_padded([ids[:, 20:], ids]))
+    both.fork(torch.tensor([0]))
+    alone.feed(ids[:, 20:])
+    for token in (5, 6, 7, 8, 9):
+        fed = torch.tensor([[token]])
+        assert torch.allclose(both.feed(fed, last=True), alone.feed(fed, last=True), atol=1e-4)

@@ -39,3 +39,19 @@ def test_layers_with_a_window_stay_on_the_device():
     full, expected = stepped(model, "full", prompt(40, rows=2))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
     assert cache.stats() == full.stats() and cache.stats().host_bytes == 0
+
+
+@pytest.mark.parametrize("cut", [4, 30])
+def test_a_crop_leaves_what_was_held(cut):
+    """Also into the prompt: with nothing given up it is a fresh cache of what is left."""
+    model, ids = tiny("llama"), prompt(40, rows=2)
+    cache, _ = stepped(model, "shadowkv:budget=1,rank=1,chunk=4,recent=1,outliers=2", ids)
+    cache.crop(-cut)
+    whole = torch.cat([ids, *(prompt(1, rows=2, seed=step) for step in range(6))], 1)[:, : 46 - cut]
+    fresh = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    fresh.feed(whole)
+    for step in range(4):
+        token = prompt(1, rows=2, seed=step)
+        with torch.no_grad():
+            ours = model(token, past_key_values=cache).logits[:, -1]
+        assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-4)

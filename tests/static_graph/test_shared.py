@@ -133,3 +133,19 @@ def test_under_the_compiled_engine():
     model = compiled(copy.deepcopy(tiny("llama", **SMALL)))
     trace = StaticGraphEngine(model, S, chunk=6).generate(ids, 6)
     assert torch.equal(trace.tokens, plain.tokens)
+
+
+def test_a_weight_in_pieces_is_refused(tmp_path):
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data = weight.data.t().contiguous().t()
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight is not contiguous"):
+        StaticGraphEngine(model, S, cache=tmp_path)
+
+
+def test_weights_that_became_narrow_are_refused():
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    made = StaticGraphEngine(model, S)
+    model.half()
+    with pytest.raises(ValueError, match="a static graph needs float32"):
+        made.manager()

@@ -121,3 +121,12 @@ def test_a_prompt_is_refused_before_any_layer_writes():
     kvlab.decode(model, prompt(16), cache, 1)
     cache.reset()
     assert cache.layers[0].store.pool.used == 0
+
+
+def test_rows_of_a_batch_share_the_blocks_in_which_they_agree():
+    together = rows(1, 8, 5).expand(3, -1, -1, -1)
+    own = rows(3, 6, 6)
+    store = started(Paged(block=4), 3)
+    store.append(torch.cat([together, own], 2), torch.cat([together, own], 2))
+    assert store.pool.used == 2 + 3 * 2
+    assert torch.equal(store.read(CPU)[0], torch.cat([together, own], 2))

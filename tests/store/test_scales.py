@@ -51,3 +51,10 @@ def test_what_cannot_be_stored_is_refused_by_name_or_replaced_and_counted(make, 
     store = started(Growing(make()))
     with pytest.raises(ValueError, match=r"values: .*KV head 2"):
         store.append(torch.ones_like(x), x)
+
+
+def test_what_comes_later_is_clipped_to_the_fixed_range():
+    form = Int(8, axis="channel")
+    _, *fixed = form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
+    later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2), fixed=tuple(fixed))
+    assert torch.allclose(form.decode(later, torch.float32).flatten(), torch.tensor([1.0, 1.0]), atol=0.02)
