@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,23 @@ def test_a_field_that_is_missing(ours, capsys, tmp_path, task, row, field):
     assert main([*ours, "--tasks", task, "--data", f"{task}={tmp_path / 'rows.jsonl'}"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f"line 1: the task needs a field {field!r}" in line
+
+
+def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):
+    """lm-eval forks the process for the standard error of a perplexity, and has hung there."""
+    monkeypatch.setattr(multiprocessing, "Pool", lambda *told: pytest.fail("a process was forked"))
+    rows = [{"text": f"The hen slept. Then it woke and saw {name}"} for name in ("Otis", "Ada")]
+    (tmp_path / "lambada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [*ours, "--tasks", "lambada_openai", "--data", f"lambada_openai={tmp_path / 'lambada.jsonl'}"]
+    assert main([*words, "--protocol", "context-first"]) == 0
+    cell = cells(tmp_path)["lambada_openai"]
+    assert [one["metric"] for one in cell["metrics"]] == ["acc", "perplexity"]
+    assert cell["metrics"][1]["stderr"] > 0 and cell["chance"] == 0
+
+
+def test_a_cell_knows_the_shots_that_its_task_fixes(mine, ours, tmp_path):
+    task = TASK.format(rows=mine / "rows.jsonl").replace("my_fact", "my_shots")
+    (tmp_path / "my_shots.yaml").write_text(f"{task}num_fewshot: 1\nfewshot_split: test\n")
+    assert main([*ours, "--tasks", str(tmp_path / "my_shots.yaml")]) == 0
+    cell = cells(tmp_path)["my_shots"]
+    assert cell["shots"] == 1 and cell["config"]["num_fewshot"] is None

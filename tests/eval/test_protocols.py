@@ -268,3 +268,27 @@ def test_bad_protocols_and_cuts(loaded, asked):
         lm.loglikelihood(asked.make("loglikelihood", [("a b", " c")], task="unheard_of"))
     with pytest.raises(ValueError, match="nothing is a question"):
         lm.loglikelihood_rolling(asked.stories)
+
+
+def test_every_method_counts_the_contexts_that_it_was_filled_from(loaded, asked):
+    """Methods share one prefill, which each of them counts; under `reuse` those that choose tokens are filled
+    from another question's prompt besides, and `recompute` from nothing."""
+    methods = ["full", "snapkv:budget=12,window=4", "int4", "recompute"]
+    length = lambda text: len(loaded[1](text).input_ids)
+    once = sum(map(length, CONTEXTS))
+    whole = sum(length(f"{c}\nQuestion: {q}") for c in CONTEXTS for q in QUESTIONS)
+    found = {}
+    for protocol in (MANY, REUSE):
+        lm = KVLabLM(loaded[0], methods[0], tokenizer=loaded[1], protocol=protocol)
+        lm.together(methods)
+        for method in methods:
+            lm.use(method)
+            lm.loglikelihood(choices(asked), disable_tqdm=True)
+            found[protocol, method] = tuple(lm.prefills().values())[:2]
+        assert prefilled(lm) == {MANY: once, REUSE: len(QUESTIONS) * once + whole}[protocol]
+    for method in methods[:3]:
+        assert found[MANY, method] == (len(CONTEXTS), once)
+    questions = len(CONTEXTS) * len(QUESTIONS)
+    assert found[REUSE, "full"] == found[REUSE, "int4"] == (questions, len(QUESTIONS) * once)
+    assert found[REUSE, methods[1]] == (questions, len(QUESTIONS) * once + whole)
+    assert found[MANY, "recompute"] == found[REUSE, "recompute"] == (None, None)

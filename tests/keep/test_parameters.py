@@ -137,14 +137,3 @@ def test_nothing_moves_where_nothing_is_missing(family):
     for step in range(5):
         token = prompt(1, seed=step)
         assert torch.allclose(one.feed(token), two.feed(token), atol=1e-5)
-
-
-def test_what_a_rule_holds_is_no_part_of_a_chunk():
-    """SnapKV's window stays whole, whatever shares its chunk."""
-    cache = kvlab.make_cache(tiny("llama"), "snapkv:budget=20,window=6,chunk=8")
-    kvlab.Stepper(cache.model, cache).feed(prompt(60))
-    for head in cache.layers[1].positions[0]:
-        held = head.tolist()
-        assert held[-6:] == [*range(54, 60)] and len(held) == 20
-        whole = [sum(token // 8 == chunk for token in held[:-6]) for chunk in range(7)]
-        assert sorted(whole)[-2] >= 6 and sum(whole) == 14  # one chunk, and most of another
