@@ -200,3 +200,15 @@ def test_it_stops_at_every_end_token(loaded):
         model.generation_config.eos_token_id = ends
         found = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
         assert found == whole[: whole.index(whole[4]) + 1]
+
+
+@pytest.mark.parametrize("method", METHODS[3:8])
+def test_a_question_is_answered_as_if_it_were_alone(loaded, method):
+    """Neither the others nor their order matter."""
+    model, tokenizer = loaded
+    alone = [kvlab.ask(model, tokenizer, CONTEXT, one, method, max_new_tokens=3) for one in ASKED]
+    for order in (ASKED, ASKED[::-1], [*ASKED, *ASKED]):
+        found = kvlab.ask(model, tokenizer, CONTEXT, order, method, max_new_tokens=3)
+        for question, answer in zip(order, found, strict=True):
+            want = alone[ASKED.index(question)]
+            assert (answer.tokens, answer.stats) == (want.tokens, want.stats)

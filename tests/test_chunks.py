@@ -105,3 +105,12 @@ def test_a_prompt_is_written_out_layer_by_layer():
         for hook in hooks:
             hook.remove()
     assert waiting == [0, 1, 1, 1]
+
+
+def test_a_prompt_in_chunks_over_a_link_leaves_two_layers_on_the_device():
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "offload:link=1e9"))
+    stepper.feed(prompt(120), chunk=12)
+    layer = 2 * 2 * 8 * 4 * 120  # K and V of 120 tokens in 2 heads of 8
+    assert stepper.cache.stats().device_bytes <= 2 * 1.3 * layer
+    assert stepper.cache.stats().host_bytes >= 4 * layer

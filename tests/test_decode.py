@@ -245,3 +245,18 @@ def test_a_padded_batch_may_be_longer_than_the_context_if_its_rows_are_not():
     ids, mask = prompt(140, rows=2), torch.ones(2, 140, dtype=torch.long)
     mask[:, :20] = 0
     assert torch.isfinite(stepper.feed(ids, mask, last=True)).all()
+
+
+def test_a_copied_model_rehearses_with_its_own_weights():
+    """The hooks that a copy takes along belong to the model it was copied from: they fall silent."""
+    model = tiny("llama", num_hidden_layers=3)
+    kvlab.decode(model, prompt(20), kvlab.make_cache(model, "infinigen:budget=5"), 3)
+    own = kvlab.prepare(copy.deepcopy(model))
+    with torch.no_grad():
+        own.model.layers[1].self_attn.q_proj.weight.mul_(-1)
+        own.model.layers[2].self_attn.q_proj.weight.mul_(-1)
+    fresh = type(own)(own.config).eval()
+    fresh.load_state_dict(own.state_dict())
+    spec = "infinigen:budget=5,full_layers=1,alpha=inf"
+    found = [kvlab.decode(m, prompt(20), kvlab.make_cache(m, spec), 6) for m in (own, kvlab.prepare(fresh))]
+    assert torch.equal(found[0].logprobs, found[1].logprobs)

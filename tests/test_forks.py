@@ -11,6 +11,7 @@ from families.models import family
 from tiny import prompt, refused, tiny
 
 import kvlab
+from kvlab.keep import H2O
 
 pytestmark = pytest.mark.uncounted
 
@@ -65,3 +66,31 @@ def test_a_crop_of_nothing_takes_nothing_from_any_layer():
     stepper.feed(prompt(9))
     cache.crop(0)
     assert stepper.feed(prompt(1)).isfinite().all()
+
+
+def test_crop_with_padding_and_to_nothing():
+    model, ids = tiny("llama"), prompt(10, rows=2)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    cache = kvlab.make_cache(model, "full")
+    kvlab.Stepper(model, cache).feed(ids, mask)
+    with pytest.raises(ValueError, match="negative"):
+        cache.crop(3)
+    cache.crop(-2)
+    assert cache.layers[0].positions[:, 0].tolist() == [[*range(8)], [-1] * 4 + [*range(4)]]
+    assert cache.layers[0].lengths == [8, 4]
+    cache.crop(-50)
+    assert cache.get_seq_length() == 0
+
+
+def test_caches_do_not_share_state_with_their_policies_or_each_other():
+    model, keep = tiny("llama"), H2O(0.5)
+    one, two = kvlab.KVCache(model, keep=keep), kvlab.KVCache(model, keep=keep)
+    kvlab.decode(model, prompt(12), one, 4)
+    assert one.layers[0].keep.policy is two.layers[0].keep.policy is keep
+    assert two.layers[0].keep.limits is None and two.get_seq_length() == 0
+    with pytest.raises(ValueError, match="already holds tokens"):
+        kvlab.decode(model, prompt(12), one, 4)
+    clone = copy.deepcopy(one)
+    clone.reset()
+    assert one.get_seq_length() == 15

@@ -19,7 +19,7 @@ GOING = (
 )  # fmt: skip
 
 
-FORMS = {"alone": None, "grouped": Float8(), "of three": Int(8), "of eight": None, "wide": Int(4, group=4)}
+FORMS = {"alone": None, "grouped": Float8(), "of three": Int(8), "of eight": None, "wide": Int(4, group=16)}
 LONG = {"max_position_embeddings": 256}
 
 

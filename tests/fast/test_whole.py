@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from fast.atonce import both, held, of
-from tiny import prompt
+from tiny import left_padded, prompt
 
 import kvlab
 from kvlab.fast import cpu, layers, team
@@ -190,3 +190,14 @@ def test_it_keeps_no_buffer_alive(model, went):
     del cache, stepper
     gc.collect()
     assert gone[1]() is None and not fast.forward.body.whole.caches
+
+
+def test_rows_with_padding_and_rows_that_end_go_layer_by_layer(model, went):
+    fast = model()
+    ids, mask = left_padded([prompt(9), prompt(5)])
+    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
+    stepper.feed(ids, mask, last=True)
+    stepper.feed(prompt(1, 2), last=True)
+    stepper.feed(prompt(1, 2), torch.tensor([[1], [0]]), last=True)
+    stepper.feed(prompt(1, 2), last=True)
+    assert not any(went)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -15,7 +16,22 @@ from kvlab.gating.keeps import beats_guessing, difference
 from kvlab.gating.keys import keys_of, noise
 from kvlab.gating.reading import Reading
 from kvlab.gating.rules import BREAKS, POINTS, SAFE, by_answers, verdict_of
-from kvlab.gating.texts import KINDS, document, rows
+from kvlab.gating.texts import KINDS, Document, document, rows
+
+
+class AddsBos:
+    """A tokenizer that begins a text with a token of its own."""
+
+    bos_token_id = 3
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __call__(self, text, add_special_tokens=True, **how):
+        found = self.tokenizer(text, add_special_tokens=False, **how)
+        if add_special_tokens:
+            found["input_ids"] = [self.bos_token_id, *found["input_ids"]]
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +142,20 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert stored["lines"][0]["fits"] is True and math.isfinite(stored["lines"][0]["cost"]["nats"])
     page = (tmp_path / "gate.html").read_text()
     assert page.count("<svg") == 1 and "int8" in page and len(KINDS) == 3
+
+
+def test_every_piece_begins_as_a_text_does(workshop):
+    plain = rows(workshop[1], 40, 2)
+    bos = AddsBos(workshop[1])
+    begun = rows(bos, 40, 2)
+    assert plain.shape == begun.shape == (6, 40) and set(begun[:, 0].tolist()) == {bos.bos_token_id}
+    assert torch.equal(begun[0, 1:], plain[0, :39]) and not torch.equal(begun[1, 1:], plain[1, :39])
+
+
+def test_a_document_beyond_the_context_costs_no_other_verdict(workshop, monkeypatch):
+    monkeypatch.setattr(
+        sys.modules["kvlab.gating.keeps"], "document", lambda *_: Document("word " * 3000, [])
+    )
+    found = gate(*workshop, ["int8", "sinks:budget=0.5"])
+    assert [line.verdict for line in found.lines] == ["safe", "no verdict"]
+    assert "are more than the model's context of 2048" in found["sinks:budget=0.5"].why and str(found)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, AdaKV, KeyDiff, SnapKV
 from kvlab.methods import METHODS
+
+SIZES = (50, 21, 34)
 
 
 def scoring() -> list[str]:
@@ -42,3 +44,32 @@ def test_what_a_keep_is_told_besides_holds_under_adakv(kind, given):
         stepper.feed(prompt(30))
         found.append(torch.cat([stepper.feed(prompt(1, seed=step), last=True) for step in range(12)]))
     assert torch.allclose(found[0], found[1], atol=1e-5) and not torch.allclose(found[1], found[2], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", scoring())
+@torch.no_grad()
+def test_any_score_can_share_a_budget(name):
+    model, spec = tiny("llama", dtype=torch.float64), f"adakv:of={name},budget=0.4"
+    prompts = [prompt(size, seed=size) for size in SIZES]
+    ids, mask = left_padded(prompts)
+    cache = kvlab.make_cache(model, spec)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids, mask)
+    even = kvlab.make_cache(model, f"{name}:budget=0.4")
+    kvlab.Stepper(model, even).feed(ids, mask)
+    for layer, other in zip(cache.layers, even.layers, strict=True):
+        held, evenly = ((one.positions >= 0).sum((1, 2)).tolist() for one in (layer, other))
+        assert held == evenly  # of a layer and a row, over its heads
+        least = [max(1, int(0.2 * (count // 2))) for count in evenly]
+        assert all((layer.positions >= 0).sum(-1).amin(-1) >= torch.tensor(least))
+    later = [prompt(1, rows=3, seed=step) for step in range(4)]
+    together = torch.stack([stepper.feed(token, last=True) for token in later], 1)
+    for row, one in enumerate(prompts):
+        alone = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        alone.feed(one)
+        mine = torch.cat([alone.feed(token[row : row + 1], last=True) for token in later])
+        assert torch.allclose(together[row], mine, atol=1e-6)
+        for layer, other in zip(cache.layers, alone.cache.layers, strict=True):
+            held, evenly = ([[p for p in head if p >= 0] for head in one.tolist()]
+                            for one in (layer.positions[row], other.positions[0]))  # fmt: skip
+            assert held == evenly

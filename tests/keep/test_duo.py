@@ -71,3 +71,11 @@ def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
     profile.write(file, "duo", model, {"gates": torch.ones(2, 3)}, **about)
     with pytest.raises(ValueError, match=r"^profile=.*: gates has shape \(2, 3\), expected \(1, 3\)$"):
         kvlab.KVCache(model, keep=Duo(file))
+
+
+def test_window(made):
+    """In a layer with a sliding window a retrieval head holds the window, a streaming head less."""
+    model = tiny("mistral", sliding_window=12)
+    cache, _ = fed(model, Duo(made(model), 0.5), prompt(40), steps=3)
+    counts = {int(n) for layer in cache.layers for n in (layer.positions[0] >= 0).sum(-1)}
+    assert counts == {11, RECENT}  # what the next query will see; the first tokens are out of sight

@@ -6,9 +6,10 @@ import pytest
 import torch
 from families.models import family
 from families.profiles import RECENT, write
+from keep.fed import fed
 from reference.definitions import keep
 from reference.driven import Driven, check
-from tiny import tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.calibrate import profile
@@ -99,3 +100,32 @@ def test_bad_input(made, tmp_path):
     for wrong in ({"place": kvlab.place.Host()}, {"store": kvlab.store.Static()}):
         with pytest.raises(ValueError, match="heads"):
             kvlab.KVCache(model, keep=KVzap(file), **wrong)
+
+
+def test_window(made):
+    """In a layer with a sliding window, what it still sees is judged."""
+    model = tiny("mistral", sliding_window=12)
+    cache, _ = fed(model, KVzap(made(model)), prompt(40), steps=3)
+    held = [head[head >= 0].tolist() for layer in cache.layers for head in layer.positions[0]]
+    assert all(mine[-RECENT:] == [38, 39, 40, 41, 42] and mine[0] >= 32 for mine in held)
+    assert len({len(mine) for mine in held}) > 1
+
+
+def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
+    """Each head holds what the definition says of the decoded keys and values."""
+    model = tiny("llama", num_hidden_layers=1)
+    (rotation,), ids = rotations_of(model), prompt(30)
+    all_of_it, policy = (KVzap(made(model), threshold) for threshold in (0, None))
+    rounded = kvlab.store.Ragged(kvlab.store.Int(4))
+    whole, _ = fed(model, all_of_it, ids, steps=0, store=rounded)
+    keys, values = (x[0].double() for x in whole.layers[0].store.read("cpu"))
+    weight, frequencies = (
+        torch.from_numpy(policy.profile.arrays["weight"][0]).double(),
+        rotation.frequencies.tolist(),
+    )
+    cache, _ = fed(model, policy, ids, steps=0, store=rounded)
+    for head, held in enumerate(cache.layers[0].positions[0]):
+        about = frequencies, weight[head], float(policy.profile.arrays["bias"][0][head])
+        guess = lambda p, about=about: keep.surrogate(keys[:, p], values[:, p], p, *about)
+        wanted = keep.kvzap([*range(30)], guess, 0, policy.threshold, RECENT)
+        assert held[held >= 0].tolist() == wanted and len(wanted) < 30

@@ -5,6 +5,7 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O
+from kvlab.store import Static
 
 
 def test_what_leaves_a_window_is_lost():
@@ -28,3 +29,12 @@ def test_a_choice_that_lets_nothing_go_merges_nothing():
         for keep in (None, All(0.4, merge=True))
     ]
     assert torch.allclose(*found, atol=1e-6)
+
+
+def test_a_static_buffer():
+    model = tiny("llama")
+    one, other = (
+        kvlab.decode(model, prompt(20, rows=2), kvlab.KVCache(model, keep=H2O(0.4, merge=True), **more), 9)
+        for more in ({}, {"store": Static(60)})
+    )
+    assert torch.allclose(one.logprobs, other.logprobs, atol=1e-6)

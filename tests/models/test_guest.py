@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import threading
@@ -228,3 +229,31 @@ def test_what_a_cache_cannot_give_is_refused_in_one_line(name):
     assert (out - model(IDS, use_cache=False).logits[:, 8:]).abs().max() < 1e-4
     with pytest.raises(RuntimeError, match=r"^a kvlab cache keeps numbers and no graph"):
         out.sum().backward()
+
+
+def test_a_copied_layer_attends_as_the_others_do():
+    """It has a configuration of its own, before the model is prepared or since."""
+    model = family("Llama")
+    for _ in range(2):
+        model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+        model.config.num_hidden_layers = len(model.model.layers)
+        for index, layer in enumerate(model.model.layers):
+            layer.self_attn.layer_idx = index
+        expected = model(IDS, use_cache=False).logits
+        found = model(IDS, past_key_values=kvlab.make_cache(model, "full")).logits
+        assert (found - expected).abs().max() < 1e-5
+        assert torch.equal(model(IDS, use_cache=False).logits, expected)
+
+
+def test_looks_leave_a_rotary_embedding_that_follows_the_length_as_it_was():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    plain = family("Llama", max_position_embeddings=32, rope_parameters=rope)
+    long = torch.randint(2, 96, (1, 60), generator=torch.Generator().manual_seed(4))
+    for method in ("full", "sinks:budget=16,renumber=true", "shadowkv"):
+        ours, other = copy.deepcopy(plain), copy.deepcopy(plain)
+        for ids in (IDS, long[:, :40], long):
+            assert torch.equal(ours(ids).logits, other(ids).logits)
+            with contextlib.suppress(ValueError):
+                kvlab.make_cache(ours, method)
+            looked_at(ours)
+            assert torch.equal(ours(IDS).logits, other(IDS).logits)

@@ -197,3 +197,12 @@ def test_who_asks_again_or_otherwise_is_answered_anew():
     before = ours.loglikelihood(choice)
     model.model.layers[2].mlp.down_proj.weight.data.mul_(0)
     assert ours.loglikelihood(choice) == KVLabLM(model, tokenizer=tokenizer).loglikelihood(choice) != before
+
+
+def test_a_task_may_say_otherwise_than_the_model(plain, tokenizer):
+    said = {"until": ["zzz"], "max_gen_toks": LIMIT, "repetition_penalty": 1.0, "num_beams": 1}
+    requests = asked("generate_until", [(PROMPTS[0], said)])
+    model = copy.deepcopy(plain)
+    expected = KVLabLM(model, tokenizer=tokenizer).generate_until(requests)
+    model.generation_config.repetition_penalty, model.generation_config.num_beams = 1.8, 4
+    assert KVLabLM(model, tokenizer=tokenizer).generate_until(requests) == expected

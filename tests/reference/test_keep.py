@@ -219,3 +219,22 @@ def test_merging_by_hand():
     assert merged[0].tolist() == pytest.approx([(1 + 100 + 800) / 3]) and merged[1].tolist() == [10.0]
     assert keep.merge(keys, values, [0, 1], 0.9)[2] == pytest.approx((0.9 + threshold) / 2)
     assert keep.merge(keys, values, [*keys], 0.3) == (keys, values, 0.3)
+
+
+@pytest.mark.parametrize("head_dim, group", [(80, 1), (96, 3)])
+def test_heads_of_different_lengths_and_other_head_dimensions(head_dim, group):
+    run = Driven("adakv:of=h2o,budget=11", (39, 29, 15), head_dim=head_dim, group=group, seed=2).run()
+    check(run, by_adakv(11, *h2o_score(11, 0.5)))
+    assert any(len(row[0]) != len(row[1]) for row in run.seen[0][0].kept)
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=13", "tova:budget=13", "sinks:budget=13"])
+def test_what_goes_copies_nothing_but_what_moves(spec):
+    """One buffer serves from the first step to the last, with room for the token that comes."""
+    run = Driven(spec, (33, 30), head_dim=32, noted=False)
+    buffers = []
+    run.run(lambda step, layer: buffers.append(layer.store.keys[0]))
+    assert all(one is buffers[1] for one in buffers[1:])
+    assert buffers[0].shape[2] == 13 and buffers[1].shape[2] == 14
+    assert run.cache.stats().spare_bytes == 2 * 2 * 2 * 32 * 4  # of a slot: rows, heads, K and V
+    assert run.cache.layers[0].store.copies == 13

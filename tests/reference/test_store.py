@@ -9,7 +9,7 @@ from reference.definitions import store
 from reference.driven import Driven
 
 from kvlab.models import rotations_of
-from kvlab.store import Float8, Int
+from kvlab.store import BlockPool, Float8, Int, Paged
 from kvlab.store.codebook import levels
 
 pytestmark = pytest.mark.uncounted
@@ -272,3 +272,33 @@ def test_smoothed_keys_and_exact_sinks(spec, bits, strength, sinks):
             numbers = store.integers(x / factor, row.prompt, bits, **how)[1] * factor
             numbers[:, :sinks] = x[:, :sinks]
             assert torch.allclose(found[side][index, :, pad:], numbers, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("spec, quantize", [
+    ("int8:axis=channel", lambda x, prompt: store.integers(x, prompt, 8, "channel")),
+    ("int4:axis=channel,symmetric=false", lambda x, prompt: store.integers(x, prompt, 4, "channel", None, 0)),
+    ("fp8:axis=channel", lambda x, prompt: store.floats(x, prompt, "e4m3", "channel")),
+], ids=["int8", "int4", "fp8"])  # fmt: skip
+def test_a_channel_that_was_silent_in_the_prompt(spec, quantize):
+    """Its scale is 0, and so it stays."""
+    run = Driven(spec, (7, 4), (1,) * 5)
+    for x in (*run.keys, *run.values):
+        x[..., :7, 5] = 0.0
+    found = stored(run.run())[2:]
+    for index, row in enumerate(run.rows()):
+        for side, x in enumerate((row.keys, row.values)):
+            numbers = quantize(x, row.prompt)[1]
+            assert torch.equal(found[side][index, :, run.longest - row.prompt :], numbers)
+            assert not numbers[..., 5].any()
+
+
+def test_paged_holds_the_blocks_of_its_definition():
+    """Equal rows share the full blocks of their prompt; what is written later has a block of its own."""
+    pool, block, prompt = BlockPool(block=7), 7, 17
+    run = Driven({"store": Paged(pool=pool)}, (prompt,) * 3, (1,) * 9, head_dim=20)
+    for x in (*run.keys, *run.values):
+        x[2] = x[0]
+    used = []
+    run.run(lambda step, layer: used.append(pool.used))
+    shared = prompt // block  # of row 2 with row 0
+    assert used == [3 * math.ceil((prompt + step) / block) - shared for step in range(10)]

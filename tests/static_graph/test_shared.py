@@ -1,6 +1,8 @@
 """What is held once and made once: weights, the file of every S, and folders that a killed export left."""
 
 import copy
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -149,3 +151,32 @@ def test_weights_that_became_narrow_are_refused():
     model.half()
     with pytest.raises(ValueError, match="a static graph needs float32"):
         made.manager()
+
+
+def test_two_models_of_one_shape_have_graphs_of_their_own(tmp_path):
+    one, other = tiny("llama", **SMALL), copy.deepcopy(tiny("llama", **SMALL))
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(3)
+    engines = [StaticGraphEngine(model, S, cache=tmp_path) for model in (one, other)]
+    assert len(list(tmp_path.iterdir())) == 2
+    places = [set(engine.graph.found) for engine in engines]
+    assert places[0].isdisjoint(places[1])
+    for engine in engines:
+        expected = engine.model(torch.tensor([[3]]), use_cache=False).logits[0].detach().numpy()
+        assert np.allclose(engine.feed(engine.manager(), [3]), expected, atol=1e-4)
+
+
+def test_graphs_of_another_version_are_not_used():
+    """Inputs of a graph have transformers' names, and torch's exporter made it."""
+    script = """
+import importlib, torch, transformers
+from kvlab.static_graph import export
+print(export.MAKER)
+for package in (torch, transformers):
+    known, package.__version__ = package.__version__, "0"
+    print(importlib.reload(export).MAKER)
+    package.__version__ = known
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    same, *others = done.stdout.splitlines()
+    assert same == export.MAKER and len({same, *others}) == 3

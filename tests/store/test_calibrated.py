@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
 from kvlab.calibrate.scales import write_scales
+from kvlab.store import Calibrated
 
 
 @pytest.fixture
@@ -45,3 +46,19 @@ def test_every_token_is_rounded_by_the_given_scales(file, bits, channels):
             assert (apart > 1e-5).sum() <= 2 and (apart <= step * 1.01).all()  # between two codes
             beyond += int((codes.abs() > top + 0.6).sum())
     assert beyond > 0 and sum(layer.store.clipped for layer in cache.layers) >= beyond
+
+
+def test_a_padded_batch_forks_and_true_bits(file):
+    model = tiny("llama")
+    write_scales(file, model, channels=True)
+    ids, mask = left_padded([prompt(12), prompt(5, seed=4)])
+    token, logits = prompt(1, seed=3), {}
+    for name, (given, real) in {"both": (ids, mask), "alone": (prompt(5, seed=4), None)}.items():
+        stepper = kvlab.Stepper(model, kvlab.KVCache(model, store=Calibrated(file)))
+        stepper.feed(given, real)
+        if name == "both":
+            stepper.fork(torch.tensor([1, 1, 0]))
+        logits[name] = stepper.feed(token.repeat(3 if name == "both" else 1, 1), last=True)
+    assert torch.allclose(logits["both"][:2], logits["alone"].expand(2, -1), atol=1e-4)
+    store = kvlab.KVCache(model, store=Calibrated(file)).layers[0].store
+    assert store.format.bits_per_value((2, 16, 8)) == 8 + 1

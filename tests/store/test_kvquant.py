@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, started, tiny
 
 import kvlab
-from kvlab.store import Growing, NonUniform
+from kvlab.keep import H2O
+from kvlab.store import Growing, NonUniform, PreRope
+
+
+def logits(model, prompts, later=9, **policies):
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, **policies))
+    found = [stepper.feed(*left_padded(prompts))]
+    found += [stepper.feed(prompt(1, len(prompts), seed=at)) for at in range(later)]
+    return torch.cat(found, 1), stepper
 
 
 def test_the_first_token_of_every_row_is_exact():
@@ -39,3 +47,15 @@ def test_padding_has_no_say_in_levels_even_of_a_row_that_begins_later(seed, axis
     alone.append(x[:1, :, 8:], x[:1, :, 8:])
     for one, other in zip(together.read(x.device), alone.read(x.device), strict=True):
         assert torch.isfinite(one).all() and torch.equal(one[:1, :, 8 - first :], other)
+
+
+def test_exact_keys_before_rope_in_a_window_and_among_survivors():
+    window = tiny("mistral", sliding_window=7)
+    prompts = [prompt(19, seed=1), prompt(8, seed=2)]
+    assert torch.allclose(logits(window, prompts)[0], logits(window, prompts, store=PreRope())[0], atol=1e-5)
+    model, keep = tiny("llama"), H2O(0.4)
+    full, stepper = logits(model, prompts, keep=keep)
+    ours, mine = logits(model, prompts, keep=keep, store=PreRope())
+    assert torch.allclose(full, ours, atol=1e-5)
+    for one, other in zip(stepper.cache.layers, mine.cache.layers, strict=True):
+        assert torch.equal(one.slot_positions, other.slot_positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import prompt, tiny
 
 from kvlab import late
 from kvlab.store import Float8, Growing, Int, Kivi
@@ -64,3 +65,14 @@ def test_forks_and_other_layers_are_not_blamed(far):
     other.append(one(1.0), one(1.0))
     with pytest.raises(ValueError, match="keys"):
         store.append(one(1.0), one(1.0))
+
+
+@pytest.mark.parametrize("method", ["int8", "int2:group=4", "kivi2:group=4,recent=4", "fp8"])
+def test_what_is_decoded_is_the_same(far, monkeypatch, method):
+    import kvlab
+
+    model, ids = tiny("llama"), prompt(12)
+    late_one = kvlab.decode(model, ids, kvlab.make_cache(model, method), 8)
+    monkeypatch.undo()
+    at_once = kvlab.decode(model, ids, kvlab.make_cache(model, method), 8)
+    assert torch.equal(late_one.logprobs, at_once.logprobs)

@@ -10,6 +10,7 @@ from tiny import prompt, started, tiny
 
 import kvlab
 from kvlab.gather import gather_slots
+from kvlab.keep import H2O, PyramidKV, Sinks, SnapKV
 from kvlab.store import BlockPool, Growing, Int, Paged
 
 CPU = torch.device("cpu")
@@ -130,3 +131,32 @@ def test_rows_of_a_batch_share_the_blocks_in_which_they_agree():
     store.append(torch.cat([together, own], 2), torch.cat([together, own], 2))
     assert store.pool.used == 2 + 3 * 2
     assert torch.equal(store.read(CPU)[0], torch.cat([together, own], 2))
+
+
+@pytest.mark.parametrize("keep", [H2O(8), SnapKV(8, window=4), PyramidKV(8, window=4), Sinks(8)])
+def test_what_is_evicted_comes_back_before_more_is_asked_for(keep):
+    """A pool that holds one layer's prompt and what the others keep is enough, also at every step."""
+    model, ids = tiny("llama"), prompt(24, rows=2)  # 4 layers; 6 blocks of 4 a row and layer, 2 of them kept
+    whole = kvlab.decode(model, ids, kvlab.KVCache(model, keep=keep), 8)
+    cache = kvlab.KVCache(model, keep=keep, store=Paged(blocks=2 * (6 + 3 * 3 + 2), block=4))
+    tight = kvlab.decode(model, ids, cache, 8)
+    assert torch.equal(tight.logprobs, whole.logprobs)
+    cache.reset()
+    assert cache.layers[0].store.pool.used == 0
+    small = kvlab.KVCache(model, keep=keep, store=Paged(blocks=11, block=4))
+    with pytest.raises(ValueError, match="layer 0: paged: 12 blocks of 4 tokens are needed and 11 of 11"):
+        kvlab.decode(model, ids, small, 2)
+
+
+def test_caches_that_share_a_pool():
+    model, pool = tiny("llama"), BlockPool(40, block=8)
+    caches = [kvlab.KVCache(model, store=Paged(pool=pool)) for _ in range(2)]
+    for seed, cache in enumerate(caches):
+        trace = kvlab.decode(model, prompt(20, seed=seed), cache, 4)
+        full = kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, "full"), 4)
+        assert torch.equal(trace.logprobs, full.logprobs)
+    assert pool.used == 2 * 4 * 3
+    block = 2 * 2 * 8 * 8 * 4  # K and V, KV heads, tokens, head dimension, fp32
+    assert pool.block_bytes == block
+    table = caches[0].layers[0].store.table
+    assert caches[0].stats().device_bytes == (40 - 4 * 3) * block + 4 * table.nbytes  # without the other's
