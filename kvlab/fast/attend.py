@@ -76,26 +76,26 @@ def attend_packed(
 def prepared(store, query_shape: tuple[int, ...]):
     """(The compiled kernel for this store and queries of this shape; the arrays in which it reads codes and
     scales of K and of V)."""
-    from . import cpu, wide
+    from . import cpu, sides
 
     heads, _, head_dim = query_shape[1:]
     if (known := layout(store, head_dim)) is None:
-        return wide.prepared(store, head_dim)
+        return sides.prepared(store, head_dim)
     kernel = cpu.compiled(*known, cpu.at_once(heads // store.keys[0].shape[1]))
     return kernel, (*arrays(store.keys), *arrays(store.values))
 
 
 def writes(store, head_dim: int) -> bool:
     """Whether the kernel of a store that `fits` can also write a token as its formats do."""
-    from . import wide
+    from . import sides
 
-    return layout(store, head_dim) is not None or wide.writes(store)
+    return layout(store, head_dim) is not None or sides.writes(store)
 
 
 def _wide(store, head_dim: int) -> tuple[int, ...] | None:
-    from . import wide
+    from . import sides
 
-    return wide.layout(store, head_dim)
+    return sides.layout(store, head_dim)
 
 
 def run(

@@ -8,40 +8,29 @@ while they attend.
 Eight codes at a time move from planes into bytes, as parts of one 64-bit word; four, of 32 bits, where
 a head is no multiple of 64 channels.
 
-A `layout` is a `Side` of K and one of V, five numbers each: the form (bits of an integer, `NVFP4`, `MXFP4`,
-or `LEVELS` and the bits of a codebook), the channels that share a scale, the tokens that do (0: every token
-has its own), how many of these the first block lacks, and the tokens that are written; the others are in the
-window. Codes are given as words `[batch, kv_heads, tokens, width / 4]`, scales and zero points as bytes `[..,
-groups * 2]` of fp16, or `[.., groups]`; in the place of zero points a codebook has its levels, in fp32. The
-bits that are read are those of `store/int.py`, `planes.py`, `float4.py`, `codebook.py` and `kivi.py`, and so
-are those that are written, but for a codebook, which writes by itself. In loops over tokens whole arrays are
-indexed: a slice counts references, which takes longer than the token.
+A layout (`sides.py` makes it of a store) is a `Side` of K and one of V, five numbers each: the form (bits of
+an integer, `NVFP4`, `MXFP4`, or `LEVELS` and the bits of a codebook), the channels that share a scale, the
+tokens that do (0: every token has its own), how many of these the first block lacks, and the tokens that are
+written; the others are in the window. Codes are given as words `[batch, kv_heads, tokens, width / 4]`, scales
+and zero points as bytes `[.., groups * 2]` of fp16, or `[.., groups]`; in the place of zero points a codebook
+has its levels, in fp32. The bits that are read are those of `store/int.py`, `planes.py`, `float4.py`,
+`codebook.py` and `kivi.py`, and so are those that are written, but for a codebook, which writes by itself. In
+loops over tokens whole arrays are indexed: a slice counts references, which takes longer than the token.
 """
 
 # Compiled into this: fast/cpu.py 9c2a8b4f, fast/lanes.py 0c1d9431
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
-import torch
 from numba import njit
-from torch import Tensor
 
-from ..store.codebook import Codebook
-from ..store.codebook import levels as levels_of
-from ..store.float4 import Float4
-from ..store.int import Int
 from .cpu import FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
-from .known import coded, in_blocks, knows
 from .lanes import E4M3, F32, FAST, LANES, _value, add_up, dots
 
 Side = tuple[int, int, int, int, int]
 BLOCK = 128  # tokens whose numbers are held at a time
 NVFP4, MXFP4, LEVELS = 16, 17, 32  # forms beside the bits of an integer
-BLOCKS = {"nvfp4": (NVFP4, 16), "mxfp4": (MXFP4, 32)}  # form, channels that share a scale
-ALL_WRITTEN = 2**62  # there is no window
 FOURS, TWOS, ONES = np.int32(0x0F0F0F0F), np.int32(0x03030303), np.int32(0x01010101)  # bits of four codes
 EIGHT_ONES = np.int64(0x0101010101010101)
 SIGNS = np.int32(-0x7F7F7F80)  # the highest bit of four bytes
@@ -239,9 +228,9 @@ def _pack(bits, spread, words):
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
-            query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
-            first, last, parts, out, noted, received):  # fmt: skip
+def kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
+           query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
+           first, last, parts, out, noted, received):  # fmt: skip
     """See `cpu.compiled`. layout: see above; key_zeros, value_zeros: zero points, or none; recent_keys,
     recent_values `[batch, kv_heads, tokens, head_dim]`: the tokens after those that are written."""
     batch, kv_heads = keys.shape[:2]
@@ -336,69 +325,3 @@ def _add_up(heads, total, s, scores, rows, steps, size):
         add_up(F32, 3, 0, width, total, s, scores, rows, steps, size)
     else:
         add_up(F32, 4, 0, width, total, s, scores, rows, steps, size)
-
-
-def layout(store, head_dim: int) -> tuple[Side, Side] | None:
-    """What the kernel is told of this store (see above), or None where it cannot read it."""
-    form, other = coded(store.format), coded(store.value_format)
-    if head_dim % 32:  # whole words in every plane
-        return None
-    if in_blocks(store):
-        written, short = store.written, (store.recent - store.prompt) % store.group
-        if not written or store.recents[1].shape[3] != head_dim:
-            return None
-        return (form.bits, head_dim, store.group, short, written), (form.bits, other.group, 0, 0, written)
-    keys, values = _side(form, store.keys, head_dim), _side(other, store.values, head_dim)
-    return None if keys is None or values is None else (keys, values)
-
-
-def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
-    if isinstance(form, Float4):
-        known, group = BLOCKS[form.format]
-        bits = 4
-    elif isinstance(form, Int) and knows(form):
-        known = bits = form.bits
-        group = form.scales.group or head_dim
-    elif isinstance(form, Codebook) and knows(form):
-        known, bits, group = LEVELS + form.bits, form.bits, head_dim
-    else:
-        return None
-    widths = tuple(part.shape[3] for part in parts)
-    fits = widths == (head_dim * bits // 8, -(-head_dim // group))
-    return (known, group, 0, 0, ALL_WRITTEN) if fits else None
-
-
-def writes(store) -> bool:
-    """Whether the kernel can write a token as this store's formats do."""
-    forms = coded(store.format), coded(store.value_format)
-    return not any(
-        isinstance(form, Codebook) or (isinstance(form, Float4) and form.largest != 6) for form in forms
-    )
-
-
-def prepared(store, head_dim: int):
-    """(The kernel, told of this store; the arrays that hold codes and scales of K and of V)."""
-    batch, kv_heads = store.keys[0].shape[:2]
-    (keys, *scales), (values, *value_scales) = store.keys, store.values
-    if in_blocks(store):
-        scales, window = store.blocks, [side.numpy() for side in store.recents]
-    else:
-        window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
-    none = torch.empty(batch, kv_heads, 0, 0)
-    forms = coded(store.format), coded(store.value_format)
-    levels = (
-        levels_of(head_dim, form.bits).expand(batch, kv_heads, 1, -1) if isinstance(form, Codebook) else none
-        for form in forms
-    )
-    pairs = zip((scales, value_scales), levels, strict=True)
-    zeros = (_bytes(side[1] if in_blocks(store) else level) for side, level in pairs)
-    held = _words(keys), _bytes(scales[0]), _words(values), _bytes(value_scales[0])
-    return partial(_kernel, layout(store, head_dim), *zeros, *window), held
-
-
-def _words(codes: Tensor) -> np.ndarray:
-    return codes.view(torch.int32).numpy()
-
-
-def _bytes(part: Tensor) -> np.ndarray:
-    return part.contiguous().view(torch.uint8).numpy()

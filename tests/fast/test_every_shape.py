@@ -21,7 +21,7 @@ from tiny import started
 
 import kvlab.fast
 from kvlab import attention, fast
-from kvlab.fast import attend, cpu, wide
+from kvlab.fast import attend, cpu, sides, wide
 from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Planes, Rotated
 
 HEADS = (64, 96, 128, 160, 192, 224, 256)
@@ -102,7 +102,8 @@ def uncompiled(monkeypatch):
         patch.setattr(numba, "njit", no_njit)
         module, other = again(cpu), again(wide)
     interpreted, module.compiled = module.compiled, lambda *layout: fenced(interpreted(*layout))
-    other._kernel = fenced(other._kernel)
+    other.kernel = fenced(other.kernel)
+    monkeypatch.setattr(sides, "wide", other)
     return module
 
 
