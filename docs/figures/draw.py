@@ -153,7 +153,7 @@ def latency(rows: list[dict], measured: dict[str, tuple[float, float]] | None = 
     groups = [("simulated as run", [s[:2] for s in map(seconds.get, names)])]
     groups.append(("simulated, overlapped", [s[2:] for s in map(seconds.get, names)]))
     if measured:
-        groups.append(("measured, H200 behind 16 GB/s", [measured.get(name, ()) for name in names]))
+        groups.append(("steps measured, H200, 16 GB/s", [measured.get(name, ()) for name in names]))
     for place, (label, values) in enumerate(groups):
         at = [x + 0.27 * (place - 1) for x in range(len(names))]
         bars.barh(at, [sum(value) for value in values], 0.25, color=GREYS[place], label=label)
