@@ -37,7 +37,7 @@ demo: $(READY) ## run every method on the built-in model and write a report
 	@echo "The report: results/demo/report.html (open it in a browser)"
 
 test: $(READY) ## run the tests with coverage, and the notebooks strictly
-	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term tests
+	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term tests
 ifneq ($(NOTEBOOKS),)
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
 endif
@@ -211,7 +211,7 @@ venv: $(READY) ## set up .venv, once
 
 $(READY):
 	@set -e; \
-	for python in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
+	for python in $(or $(PYTHON),python3.12 python3.11 python3 python); do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    found="$$python"; break; \
 	  fi; \
@@ -219,7 +219,7 @@ $(READY):
 	if [ -z "$${found:-}" ]; then \
 	  echo "kvlab needs Python 3.11 or later; found: $$( \
 	    $(or $(PYTHON),python3) --version 2>&1 | head -n 1)." \
-	    "Install it, or name one: make venv PYTHON=/path/to/python3.11" >&2; \
+	    "Install it, or name one: make venv PYTHON=/path/to/python3.12" >&2; \
 	  exit 1; \
 	fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \

@@ -11,8 +11,6 @@ from transformers import DynamicCache
 
 import kvlab
 
-pytestmark = pytest.mark.uncounted
-
 STEPS = 8
 
 

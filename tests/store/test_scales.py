@@ -11,8 +11,6 @@ from tiny import LESS, SAME, policies, started
 
 from kvlab.store import Exact, Float8, Growing, Int, Static
 
-pytestmark = pytest.mark.uncounted
-
 
 @pytest.mark.parametrize(
     "form",
