@@ -154,7 +154,7 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
     if counted is None:
         return out, None
     weights = weights.reshape(batch, kv_heads, group, count, -1) * counted[:, None, None, :, None]
-    return out, weights.sum((2, 3)) / group
+    return out, (weights.sum((2, 3)) / group).float()
 
 
 def over_held(query: Tensor, keys: Tensor, values: Tensor, **how) -> Tensor:
@@ -190,12 +190,14 @@ def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
             total = torch.logaddexp(total, given.sinks.float().view(1, kv_heads, group, 1, 1))
         total.masked_fill_(total == -torch.inf, 0.0)
         most = torch.maximum(most, scores.sub_(total).amax((2, 3)))
-    return most.exp()
+    return most.exp().float()
 
 
 def scores_of(query: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
-    """Scaled dot products of queries `[..., q, r]` with keys `[..., slots, r]`, `[..., q, slots]`, fp32."""
-    return capped((query @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
+    """Scaled dot products of queries `[..., q, r]` with keys `[..., slots, r]`, `[..., q, slots]`, in
+    fp32 or wider."""
+    scores = query @ keys.transpose(-1, -2)
+    return capped(scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(scaling), softcap)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from drawn import FORMS
 from every import LINKED
 from families.models import family
-from tiny import EACH, SAME, prompt, tiny
+from tiny import EACH, SAME, prompt, rounds, tiny
 
 import kvlab
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Planes, Rotated, Smoothed
@@ -259,3 +259,19 @@ def test_every_method_steps_in_bf16_and_fp16_where_kernels_read(spec):
         found = [stepper.feed(prompt(20, 2), last=True)]
         found += [stepper.feed(prompt(1, 2, step), last=True) for step in range(4)]
         assert torch.stack(found).isfinite().all()
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EACH if not rounds(spec)])
+def test_large_keys_in_fp64_cost_no_digits(spec):
+    """A score of 10**5 in fp32 is off by .004, and so is what is made of it."""
+    draw = random.Random(spec)
+    model = copy.deepcopy(tiny(draw.choice(("llama", "mistral", "qwen3")), "sdpa")).double()
+    for layer in model.model.layers:
+        getattr(layer.self_attn, "k_norm", layer.self_attn.k_proj).weight.data *= draw.choice((100, 3e4))
+    ids = prompt(24, 2, seed=draw.randrange(99))
+    with torch.no_grad():
+        right = model(ids, use_cache=False).logits
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    pieces = [ids[:, :20], *ids[:, 20:].split(1, 1)] if spec in SAME.values() else [ids]
+    found = torch.cat([stepper.feed(piece) for piece in pieces], 1)
+    assert (found - right).abs().max() < 1e-5
