@@ -9,6 +9,7 @@ import torch
 
 from .bill.show import seconds, size
 from .decode import Stepper, _now
+from .devices import entry_of
 from .errors import first_line
 from .parameters import check_bool, check_kind, check_one_of, check_whole, shown
 
@@ -70,13 +71,13 @@ def ask(
     prompts = _prompts(tokenizer, context, [questions] if isinstance(questions, str) else questions, chat)
     for head, tail in prompts if first.context and not first.cache.renumbers else ():
         first.check_room(len(head) + len(tail) + max_new_tokens - 1)
-    begun, found = _now(model.device), []
+    begun, found = _now(entry_of(model)), []
     if protocol == "many-questions":
-        first.feed(torch.tensor([prompts[0][0]], device=model.device), last=True)
+        first.feed(torch.tensor([prompts[0][0]], device=entry_of(model)), last=True)
         first.cache.hold()
-    spent = _now(model.device) - begun
+    spent = _now(entry_of(model)) - begun
     for start in range(0, len(prompts), batch_size):
-        rows, begun = prompts[start : start + batch_size], _now(model.device)
+        rows, begun = prompts[start : start + batch_size], _now(entry_of(model))
         if streamer is not None:
             streamer.put(torch.tensor([rows[0][0] + rows[0][1]]))
         if protocol == "many-questions":
@@ -84,11 +85,11 @@ def ask(
             if len({len(ids) for ids in given}) > 1:
                 _check_padding(stepper.cache, batch_size)
             if len(rows) > 1:
-                stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=model.device))
+                stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=entry_of(model)))
         else:
             stepper, given = Stepper(model, make_cache(model, method)), [head + tail for head, tail in rows]
         answers = _answers(stepper, given, max_new_tokens, streamer)
-        stats, taken = stepper.cache.stats(), _now(model.device) - begun
+        stats, taken = stepper.cache.stats(), _now(entry_of(model)) - begun
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         found += [Answer(*said, stats, taken, spent) for said in zip(texts, answers, strict=True)]
     return found[0] if isinstance(questions, str) else found
@@ -97,7 +98,7 @@ def ask(
 def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> list[list[int]]:
     """Greedy tokens after those of each row. The last given token is a separate step, so that even an answer
     of one token comes from the cache."""
-    ends, device = stepper.model.generation_config.eos_token_id, stepper.model.device
+    ends, device = stepper.model.generation_config.eos_token_id, entry_of(stepper.model)
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
     width = max(map(len, rows))
     ids = torch.tensor([[row[0]] * (width - len(row)) + row for row in rows], device=device)

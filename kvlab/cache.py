@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .bound import Bound
+from .devices import check_loaded
 from .hybrid import forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer
@@ -105,6 +106,8 @@ class KVCache(Bound):
         at = self._bodies.get(id(body))
         if self.model is None or at is None:
             raise ValueError(other_model(self.model))
+        if self.model.device.type == "meta":
+            check_loaded(self.model)
         self.thread.enter()
         if self._began is None or at <= self._reached:
             self.check_whole()

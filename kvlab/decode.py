@@ -12,6 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from .devices import entry_of
 from .late import Late
 from .models import ModelShape, Switch, cache_name
 from .models.shape import check_ids, check_mask, check_model, forgetful, other_model
@@ -46,9 +47,9 @@ class Stepper:
         self.mask: Tensor | None = None  # 1 for real tokens, including those already in the cache
         self.padded, self.late = False, Late()
         if not cache.fed and (held := cache.get_seq_length()):
-            lengths = torch.tensor(cache.lengths, device=model.device)[:, None]
+            lengths = torch.tensor(cache.lengths, device=entry_of(model))[:, None]
             self.ids = lengths.new_empty(len(lengths), 0)
-            self.mask = (torch.arange(held, device=model.device) >= held - lengths).long()
+            self.mask = (torch.arange(held, device=entry_of(model)) >= held - lengths).long()
             self.padded = not bool(self.mask.all())
         accepted = inspect.signature(model.forward).parameters
         self._named = cache_name(model)
@@ -239,12 +240,12 @@ def decode(
     elif not cache.renumbers:
         stepper.check_room(input_ids.shape[-1] + max_new_tokens - 1)
     tokens, logprobs, trace = [], [], Trace(None, None)
-    ids, mask = input_ids.to(model.device), attention_mask
+    ids, mask = input_ids.to(entry_of(model)), attention_mask
     for _ in range(max_new_tokens):
-        start = _now(model.device)
+        start = _now(entry_of(model))
         logits = stepper.feed(ids, mask, last=True)
         ids = logits.argmax(-1, keepdim=True)
-        trace.ms.append((_now(model.device) - start) * 1e3)
+        trace.ms.append((_now(entry_of(model)) - start) * 1e3)
         tokens.append(ids)
         logprobs.append(logits.log_softmax(-1).gather(1, ids))
         stats, mask = cache.stats(), None

@@ -7,6 +7,7 @@ block, so it is on the block's device; nothing here moves it.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -39,6 +40,18 @@ def entry_of(model) -> torch.device:
     """The device for token ids: the model's, or the CPU if its first weights are loaded from elsewhere at
     every use."""
     return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
+def check_loaded(model) -> None:
+    """ValueError for a model with weights that are nowhere: on torch's meta device, and no hook of
+    accelerate's brings them."""
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return
+    for name, weight in chain(model.named_parameters(), model.named_buffers()):
+        if weight.is_meta:
+            raise ValueError(
+                f"model: {name} is on torch's meta device, which holds no numbers: load the model's weights"
+            )
 
 
 def refuse_offloaded(model, what: str) -> None:

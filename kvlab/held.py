@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded
+from .devices import entry_of
 from .models import ModelShape
 from .ranks import check_splits, rank_of, ranks_of
 from .slots import Slots
@@ -81,7 +82,7 @@ class Held(CacheLayerMixin):
         if hasattr(self.store, "pool"):  # which copies share
             return
         heads = self.shape.heads * self.kv_heads // self.shape.kv_heads
-        how = {"dtype": self.store.dtype or self.model.dtype, "device": self.model.device}
+        how = {"dtype": self.store.dtype or self.model.dtype, "device": entry_of(self.model)}
         rows = [*range(len(self.lengths)), 0]
         query = torch.zeros(len(rows), heads, 1, self.shape.head_dim, **how)
         values = torch.zeros(len(rows), self.kv_heads, 1, self.shape.value_dim, **how)
@@ -241,7 +242,7 @@ class Held(CacheLayerMixin):
             raise RuntimeError("the cache of this layer is gone: keep the cache itself, not only a layer")
         with cache.thread.alone():
             self.place.commit(self)
-            found = self.store.read(self.model.device)[side].clone()
+            found = self.store.read(entry_of(self.model))[side].clone()
         if not found.shape[3]:
             raise AttributeError(f"{type(self.place.policy).__name__} holds keys in parts of its own")
         return found

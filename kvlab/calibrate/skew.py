@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import recorded
+from ..devices import entry_of
 from ..models import calibration_ids, layers_of, prepare
 from ..models.shape import ModelShape, check_ids
 from ..ranks import ranks_of
@@ -79,7 +80,7 @@ def _read(file: Path, model) -> list[Tensor] | None:
     attending = sum(hasattr(layer, "keys") for layer in layers_of(model))
     if len(matrices) != attending:
         return None
-    return [matrix.to(model.device) for matrix in matrices]  # once: a step that copies them waits for it
+    return [matrix.to(entry_of(model)) for matrix in matrices]  # once: a step that copies them waits for it
 
 
 def _write(file: Path, matrices: list[Tensor]) -> None:

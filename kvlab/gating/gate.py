@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..devices import entry_of
 from ..errors import first_line
 from ..keep import KeepAll
 from ..measure.host import cpu_model
@@ -123,7 +124,7 @@ def gate(
     model = prepare(model)
     room = Room.of(model.config, memory, context, users)
     ends = time.monotonic() + 60 * minutes
-    ids = rows(tokenizer, PROMPT + DECODED, PIECES, text).to(model.device)
+    ids = rows(tokenizer, PROMPT + DECODED, PIECES, text).to(entry_of(model))
     say(f"reading {len(ids)} texts")
     reading = Reading.of(model, ids[:, :PROMPT])
     path = Path(getattr(model, "name_or_path", "") or type(model).__name__)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..devices import entry_of
 from .formats import SURE
 from .reading import Reading
 from .texts import CHOICES, Document, document
@@ -38,7 +39,7 @@ def ask(model, tokenizer, methods: list, seed: int, found: dict[str, Answers]) -
     refused = {}
     for needle in (False, True):
         asked = document(2 * seed + needle, needle, QUESTIONS["context-first"])
-        context = torch.tensor([tokenizer(asked.context).input_ids], device=model.device)
+        context = torch.tensor([tokenizer(asked.context).input_ids], device=entry_of(model))
         first = Reading.of(model, context)
         cut = [_joined(first.ids, tokenizer, begun) for begun, _, _ in asked.questions]
         inside = [(Reading.of(model, ids[:, :-1]), ids) for ids in cut[: QUESTIONS["question-inside"]]]

@@ -11,6 +11,7 @@ import torch
 from ..arithmetic import MACHINES, layer_seconds
 from ..attention import Recorded
 from ..cache import KVCache
+from ..devices import entry_of
 from ..link import CudaLink, Link, ModelledLink
 from ..models import ModelShape, cache_name
 from ..models.shape import check_model
@@ -73,7 +74,7 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
     if (tokens, batch) not in known:
         cache = KVCache(model, store=Static(tokens + 8))
         fill_random(model, cache, tokens, batch)
-        ids = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
+        ids = torch.zeros(batch, 1, dtype=torch.long, device=entry_of(model))
         times = []
         for _ in range(6):
             begun = time.perf_counter()
@@ -91,7 +92,7 @@ def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> Non
     been fed: for timings, where a prefill would only cost time."""
     shape, generator = ModelShape.of(model), torch.Generator().manual_seed(seed)
     size = (batch, shape.kv_heads, tokens, shape.head_dim)
-    keys, values = (torch.randn(size, generator=generator).to(model.device, model.dtype) for _ in "kv")
+    keys, values = (torch.randn(size, generator=generator).to(entry_of(model), model.dtype) for _ in "kv")
     query = keys.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
     for layer in getattr(cache, "attending", cache.layers):
         received = keys.new_ones(size[:3], dtype=torch.float32) if layer.observes else None

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ..attention import group_importance, recording
+from ..devices import entry_of
 from ..models import ModelShape, attention_of, blocks_of, prepare, query_of
 from ..parameters import resolve_budget
 from ..place.topk import most_important
@@ -62,7 +63,7 @@ def read(model, ids: Tensor) -> Passage:
         hooks.append(attention.register_forward_hook(lambda module, args, out: attended.append(out[0])))
     try:
         with torch.no_grad(), recording() as layers:
-            model(ids.to(model.device), use_cache=False)
+            model(ids.to(entry_of(model)), use_cache=False)
             guessed = [query_of(model, i, inputs[i - 1], rotary[i])[0] for i in range(1, shape.layers)]
     finally:
         for hook in hooks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import as_it_was, recording
+from ..devices import entry_of
 from ..gather import gather_slots
 from .shape import ModelShape, is_latent
 
@@ -156,7 +157,7 @@ def _rotations(model) -> list[Rotation | None]:
         raise ValueError(f"{name} has no rotary embedding (RoPE)")
     context = ModelShape.of(model).context or PROBED[-1] + 1
     positions = [*(p for p in PROBED if p < context), 2 * context]
-    positions = torch.tensor(positions, device=model.device)
+    positions = torch.tensor(positions, device=entry_of(model))
     found = []
     for order, keys in enumerate(_alone(model, positions)):
         still = torch.zeros_like(candidates[0].frequencies)
@@ -190,7 +191,7 @@ def _candidates(model):
 def _alone(model, positions: Tensor) -> list[Tensor]:
     """Keys of every layer, `[3, positions, kv_heads, head_dim]`, of three tokens alone at each position."""
     size = ModelShape.of(model).vocabulary
-    tokens = torch.tensor([size // 3, size // 2, size - 1], device=model.device)
+    tokens = torch.tensor([size // 3, size // 2, size - 1], device=entry_of(model))
     ids = tokens.repeat_interleave(len(positions))[:, None]
     with recording() as layers, as_it_was(model):
         model(ids, position_ids=positions.repeat(len(tokens))[:, None], use_cache=False)

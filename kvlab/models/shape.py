@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..devices import check_loaded
 from ..errors import kind_and_line
 from ..parameters import check_kind
 from .passes import cache_name
@@ -32,10 +33,11 @@ WRAPPERS = {"get_base_model": "get_base_model()", "_orig_mod": "_orig_mod", "mod
 
 def check_model(model) -> None:
     """TypeError for an object that is no model of transformers; for a wrapper, with the way to the model
-    inside."""
+    inside. ValueError for a model without weights."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
+        check_loaded(model)
         return
     for name, way in WRAPPERS.items():  # PEFT's, torch.compile's, DataParallel's
         if isinstance(model, Module) and hasattr(model, name):

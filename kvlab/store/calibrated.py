@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..calibrate.profile import read
 from ..calibrate.scales import KIND
+from ..devices import entry_of
 from ..parameters import check_kind
 from .exact import Parts
 from .growing import Growing, GrowingState
@@ -56,6 +57,6 @@ class Calibrated(Growing):
         if layer.order == 0:
             self.profile.check(layer.model, **wanted)
         mine = slice(layer.rank * layer.kv_heads, (layer.rank + 1) * layer.kv_heads)
-        arrays, device = self.profile.arrays, layer.model.device
+        arrays, device = self.profile.arrays, entry_of(layer.model)
         given = (torch.from_numpy(arrays[name][layer.order, mine]).to(device) for name in sizes)
         return Growing(*(Given(self.format.bits, most=one) for one in given)).start(layer)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import random
+
 import pytest
 import torch
 from every import decoded
-from tiny import EACH, tiny
+from tiny import EACH, prompt, tiny
 from transformers import AutoModelForCausalLM
 
+import kvlab
 from kvlab.calibrate.fold import fold
 from kvlab.calibrate.smoothing import fold_smoothing
 from kvlab.models import prepare
 
 BLOCKS = 4
 MIXED = {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(BLOCKS)} | {
-    name: "cpu" for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    name: "cpu" for name in ("model.norm", "model.rotary_emb", "lm_head")
 }
+MIXED["model.embed_tokens"] = "disk"  # so the model itself says that it is on no device
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +77,32 @@ def test_weights_that_are_not_there_are_not_changed(tmp_path, change):
     )
     with pytest.raises(ValueError, match="offloads some"):
         change(prepare(model.eval()))
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o:budget=8", "quest", "kvquant", "recompute"])
+def test_a_model_whose_first_weights_are_on_disk_decodes_and_shows_its_keys(spread, spec):
+    right = kvlab.decode(tiny("llama"), prompt(20), kvlab.make_cache(tiny("llama"), spec), 4)
+    cache = kvlab.make_cache(spread, spec)
+    assert torch.equal(kvlab.decode(spread, prompt(20), cache, 4).tokens, right.tokens)
+    assert all(layer.keys.isfinite().all() for layer in cache.layers)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_model_without_weights_is_one_line_everywhere(seed):
+    draw = random.Random(seed)
+    model = copy.deepcopy(tiny(draw.choice(("llama", "opt", "gpt2"))))
+    cache = kvlab.make_cache(model, "full")
+    stepper = kvlab.Stepper(model, cache)
+    module = draw.choice([x for x in model.modules() if [*x.parameters()]]) if seed else model
+    model = model.to("meta") if module is model else model
+    module.to("meta")
+    for call in (
+        lambda: kvlab.prepare(model), lambda: kvlab.KVCache(model), lambda: kvlab.load_cache("none", model),
+        lambda: kvlab.make_cache(model, draw.choice(EACH)), lambda: kvlab.Stepper(model, cache),
+        lambda: kvlab.decode(model, prompt(9), cache, 2), lambda: kvlab.gate(model, None, minutes=0.1),
+        lambda: kvlab.ask(model, None, "It rains.", "What?"), lambda: kvlab.load(device="meta"),
+        *([lambda: stepper.feed(prompt(9)), lambda: model.generate(prompt(9), past_key_values=cache)]
+          if module is model else ()),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^model: [\w.]+ is on torch's meta device, [^\n]*$"):
+            call()
