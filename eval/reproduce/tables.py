@@ -103,20 +103,26 @@ def end(row: dict) -> float:
     return sum(at["loss"] for at in last) / len(last)
 
 
-def formats(name: str = "formats") -> str:
-    """Formats by the bits that they take: perplexity, and what a token costs beyond `full`."""
-    rows = study(name)
-    if not rows:
+def formats(*names: str) -> str:
+    """Formats by the bits that they take in the first study that has them, and by models: what a token costs
+    beyond `full`, in nats; of `full` the perplexity."""
+    cells, width, last = [], {}, []
+    for rows in filter(None, map(study, names)):
+        full = next(row for row in rows if row["method"] == "full")
+        last.append(full)
+        for row in rows:
+            lost = math.log(row["perplexity"] / full["perplexity"])
+            text = f"{lost:+.3f} ± {beyond(row, full):.3f}"
+            text = f"perplexity {row['perplexity']:.4g}" if row is full else text
+            width.setdefault(row["method"], bits(row, full))
+            cells.append((f"`{row['method']}`", row["model"], text))
+    if not cells:
         return not_made("make reproduce")
-    full = next(row for row in rows if row["method"] == "full")
-    body = []
-    for row in sorted(rows, key=lambda one: -bits(one, full)):
-        lost = math.log(row["perplexity"] / full["perplexity"])
-        more = "" if row is full else f"{lost:+.3f} ± {beyond(row, full):.3f}"
-        body.append([f"`{row['method']}`", f"{bits(row, full):.3g}", f"{row['perplexity']:.4g}", more])
-    head = ["format", "bits a number", "perplexity", "nats beyond full"]
-    row = rows[-1]
-    return markdown(head, body, f"{models_of([row])}; {chunks(row)} are decoded; {made(row)}")
+    order = sorted(width, key=width.get, reverse=True)
+    cells = [(f"`{method}`", "bits a number", f"{width[method]:.3g}") for method in order] + cells
+    found = grid(cells, ["bits a number", *(row["model"] for row in last)])
+    note = f"{models_of(last)}; {chunks(last[0])} are decoded; {' '.join(dict.fromkeys(map(made, last)))}"
+    return markdown(["format"], found, note)
 
 
 def costs(name: str, protocol: str, model: str | None = None) -> str:
