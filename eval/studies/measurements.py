@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -138,7 +137,6 @@ class Perplexity(OfMethods):
 
         wanted = {cell.method: cell for cell in cells}
         specs = [spec for spec in self.specs if spec.text in wanted]
-        started = time.perf_counter()
         try:
             model, tokenizer = kvlab.load(self.model, device=self.device, dtype=self.dtype)
             ids = perplexity.chunks(tokenizer, self.text, self.chunk, self.limit)
@@ -147,14 +145,13 @@ class Perplexity(OfMethods):
         except ValueError as error:
             raise Problem(str(error)) from error
         advance = lambda part: bar.at(self.name, part * len(cells))
-        found = perplexity.measure(model, specs, ids, self.prefilled, self.batch_size, advance)
-        about = {"device": str(model.device), "seconds": (time.perf_counter() - started) / len(cells)}
-        for method, one in found.items():
-            if isinstance(one, Exception):
-                yield wanted[method], Failed(*describe(one))
+        measured = perplexity.measure(model, specs, ids, self.prefilled, self.batch_size, advance)
+        for method, found in measured:
+            if isinstance(found, Exception):
+                yield wanted[method], Failed(*describe(found))
             else:
-                told = perplexity.numbers(one.pop("losses"), self.prefilled)
-                yield wanted[method], about | one | told
+                told = perplexity.numbers(found.pop("losses"), self.prefilled)
+                yield wanted[method], {"device": str(model.device)} | found | told
         bar.at(self.name, len(cells))
 
     def result(self, found: dict) -> str:

@@ -9,6 +9,8 @@ Losses are averaged over chunks, place by place.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -45,34 +47,36 @@ def lengthen(model, tokens: int) -> None:
 
 
 @torch.inference_mode()
-def measure(model, methods: list, ids: Tensor, prompt: int, batch: int, advance=lambda part: None) -> dict:
-    """{method: {losses `[chunks, tokens]` in nats of the tokens behind the prompt, bytes}}, or the exception
-    that it raised. ids `[chunks, tokens]`; prompt: tokens prefilled; batch: chunks at a time, which share a
-    prefill."""
-    names = {str(method): method for method in methods}
-    caches = {name: kvlab.make_cache(model, method) for name, method in names.items()}
-    meters = {name: Meter() for name in names}
-    losses: dict[str, list] = {name: [] for name in names}
-    errors: dict[str, Exception] = {}
+def measure(
+    model, methods: list, ids: Tensor, prompt: int, batch: int, advance=lambda part: None
+) -> Iterator[tuple[str, dict | Exception]]:
+    """(method, what was found or the exception that it raised), each as soon as it has read all chunks:
+    losses `[chunks, tokens]` in nats of the tokens behind the prompt, bytes, and seconds of reading.
+    ids `[chunks, tokens]`; prompt: tokens prefilled; batch: chunks at a time, which share a prefill."""
+    caches = {str(method): kvlab.make_cache(model, method) for method in methods}
+    meters, seconds = {name: Meter() for name in caches}, dict.fromkeys(caches, 0.0)
+    losses: dict[str, list] = {name: [] for name in caches}
     parts = ids.split(batch)
     for index, part in enumerate(parts):
         part = part.to(next(model.parameters()).device)
-        left = {name: cache for name, cache in caches.items() if name not in errors}
+        left = dict(caches)
         for done, (name, stepper, logits) in enumerate(
             shared(model, left, part[:, :prompt], None, last=True)
         ):
+            began = time.perf_counter()
             try:
                 if isinstance(logits, Exception):
                     raise logits
                 losses[name].append(_read_on(stepper, logits, part, prompt, meters[name]))
             except Exception as error:
-                errors[name] = error
+                del caches[name]
+                yield name, error
+                continue
+            seconds[name] += time.perf_counter() - began
             advance((index + (done + 1) / len(left)) / len(parts))
-    return {
-        name: errors.get(name)
-        or {"losses": torch.cat(losses[name]), "bytes": meters[name].means(), "scored": meters[name].scored}
-        for name in names
-    }
+            if index + 1 == len(parts):
+                found = {"losses": torch.cat(losses[name]), "bytes": meters[name].means()}
+                yield name, found | {"scored": meters[name].scored, "seconds": seconds[name]}
 
 
 def _read_on(stepper, logits: Tensor, ids: Tensor, prompt: int, meter: Meter) -> Tensor:

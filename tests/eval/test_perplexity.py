@@ -2,6 +2,7 @@
 
 import copy
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def test_full_loses_what_one_pass_over_the_text_loses(loaded):
     model, tokenizer = loaded
     ids = perplexity.chunks(tokenizer, None, 48, 3)
     assert ids.shape == (3, 48)
-    found = perplexity.measure(model, ["full", "int2", "h2o:budget=6"], ids, 16, batch=2)
+    found = dict(perplexity.measure(model, ["full", "int2", "h2o:budget=6"], ids, 16, batch=2))
     with torch.inference_mode():
         logits = model(ids).logits[:, 15:-1].float()
     expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 16:], reduction="none")
@@ -37,9 +38,9 @@ def test_a_model_reads_on_beyond_its_context():
     ids = prompt(60, rows=2)
     methods = ["full", "sinks:budget=9,renumber=true"]
     with pytest.raises(ValueError, match="41 tokens are more than the model's context of 40"):
-        raise perplexity.measure(model, methods, ids, 30, batch=2)["full"]
+        raise next(perplexity.measure(model, methods, ids, 30, batch=2))[1]
     perplexity.lengthen(model, 60)
-    found = perplexity.measure(model, methods, ids, 30, batch=2)
+    found = dict(perplexity.measure(model, methods, ids, 30, batch=2))
     with torch.inference_mode():
         logits = model(ids).logits[:, 29:-1].float()
     expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 30:], reduction="none")
@@ -57,6 +58,17 @@ def test_places_are_means_over_chunks():
         {"position": 100, "tokens": 32, "loss": 2.0, "stderr": pytest.approx(1.0)},
         {"position": 132, "tokens": 18, "loss": 2.0, "stderr": 0.0},
     ]
+
+
+def test_a_cell_lands_when_its_method_is_done(loaded, monkeypatch):
+    """Also of a method that fails, and then the others go on."""
+    model, tokenizer = loaded
+    ids = perplexity.chunks(tokenizer, None, 48, 3)
+    read = Mock(side_effect=[RuntimeError("gone"), torch.ones(2, 32)])
+    monkeypatch.setattr(perplexity, "_read_on", read)
+    methods = perplexity.measure(model, ["full", "int8", "int2"], ids[:2], 16, batch=2)
+    assert [next(methods)[0] for _ in range(2)] == ["full", "int8"]
+    assert read.call_count == 2
 
 
 def test_a_run_is_stored_drawn_and_kept(tmp_path, capsys):
