@@ -11,6 +11,8 @@ from transformers import DynamicCache
 
 import kvlab
 
+pytestmark = pytest.mark.uncounted
+
 STEPS = 8
 
 

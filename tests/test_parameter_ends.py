@@ -18,6 +18,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.counted
 @pytest.mark.parametrize("name, parameter", NUMBERS)
 def test_numbers_without_end_are_refused(name, parameter):
     dice = random.Random(f"{name} {parameter}")

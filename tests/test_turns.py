@@ -15,6 +15,8 @@ import kvlab
 from kvlab.faster import compiled, engine_of
 from kvlab.keep import Keep
 
+pytestmark = pytest.mark.uncounted
+
 HOW = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 WINDOW = {name: ",window=4" for name in ("snapkv", "pyramidkv", "rkv")}
 KEPT = [

@@ -10,6 +10,8 @@ from kvlab.faster import lodger
 from kvlab.finding import PROFILED
 from kvlab.methods import METHODS as NAMED
 
+pytestmark = pytest.mark.uncounted
+
 
 @pytest.fixture(autouse=True, scope="module")
 def graphs(tmp_path_factory):

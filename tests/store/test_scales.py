@@ -11,6 +11,8 @@ from tiny import LESS, SAME, policies, started
 
 from kvlab.store import Exact, Float8, Growing, Int, Static
 
+pytestmark = pytest.mark.uncounted
+
 
 @pytest.mark.parametrize(
     "form",
