@@ -11,7 +11,7 @@ EXTRAS = {  # {extra of pyproject.toml: modules that it brings}
     "course": ("matplotlib", "PIL", "nbformat", "nbclient", "nbconvert", "jupyterlab"),
     "eval": ("lm_eval", "pandas", "datasets"),
     "static-graph": ("onnxruntime", "onnx", "onnxscript", "onnx_ir"),
-    "gguf": ("gguf",),
+    "gguf": ("gguf", "accelerate"),
     "ray": ("ray",),
     "ruler": ("wonderwords", "nltk", "scipy"),
     "longbench": ("jieba", "fuzzywuzzy", "rouge"),

@@ -38,7 +38,7 @@ ROOT = HERE.parents[1]
 CPU = "https://download.pytorch.org/whl/cpu"
 # What learners get when they ask: lm-eval and its data, 140 MB, with which chapter 8 alone scores methods.
 # What they do without: numba, 64 MB, makes packed caches faster (kvlab decodes them in plain torch then).
-# What comes beside the chapters' packages: gguf, 0.1 MB, with which `kvlab fetch smollm2` reads that model.
+# What comes beside the chapters' packages: gguf, accelerate, 0.5 MB; `kvlab fetch smollm2` reads with them.
 ON_REQUEST = ("lm-eval", "datasets", "pandas")
 LEFT_OUT = (*ON_REQUEST, "numba")
 WITH = ("course", "gguf", "eval")

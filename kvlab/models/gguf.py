@@ -14,7 +14,7 @@ import torch
 
 from .. import scratch
 from ..errors import first_line
-from ..extras import needs
+from ..extras import EXTRAS, needs
 from .files import unlike, write_sums
 
 MAGIC = b"GGUF"  # what such a file begins with
@@ -45,8 +45,8 @@ def folder_of(name: str | os.PathLike) -> Path:
 
 
 def package():
-    """The package gguf, which reads and decodes. ValueError where it is not installed."""
-    needs("gguf")
+    """The package gguf, which reads and decodes. ValueError where its extra is not installed."""
+    needs(*EXTRAS["gguf"])
     import gguf
 
     return gguf
