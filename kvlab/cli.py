@@ -268,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         if words[:1] == ["eval"]:
-            return beside("eval", "__main__").main(words[1:])
+            return beside("eval", "command").main(words[1:])
         arguments = build_parser().parse_args(words)
         sys.path.append(os.getcwd())  # where the user's own method may be
         code = arguments.run(arguments)

@@ -9,8 +9,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
-from eval.__main__ import main
 from eval.accuracy import KVLabLM
+from eval.command import main
 from kvlab.faster import engine_of
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import stored
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.cells import parsed, written
 from eval.core.results import Store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.results import Store
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from eval.__main__ import main
+from eval.command import main
 from eval.core.results import Store
 from eval.speed import models
 from eval.studies.offload import simulated
@@ -121,6 +122,13 @@ def test_every_error_of_the_system_is_one_line(quick, tmp_path, monkeypatch, cap
     monkeypatch.setattr("eval.core.files.tempfile.mkstemp", fail)
     line = refused(capsys, ["accuracy", *quick, "0"])
     assert line == f"error: {tmp_path / 'out' / 'run.json'}: {os.strerror(number)}"
+
+
+@pytest.mark.parametrize("words", [["-c", "from eval.start import kvlab; kvlab()"], ["-m", "eval", "report"]])
+def test_ctrl_c_while_packages_are_imported_is_no_traceback(tmp_path, words):
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = python(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_full_disk_under_standard_output():

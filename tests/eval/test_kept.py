@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from eval.__main__ import main
 from eval.accuracy import agreement, batching, kept
+from eval.command import main
 
 TIMES = ("made", "seconds", "prefill_seconds", "sum")
 

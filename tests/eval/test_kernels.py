@@ -1,6 +1,6 @@
 """The suite `attention`: every kernel beside fp32, and rows of other processors beside those of this one."""
 
-from eval.__main__ import main
+from eval.command import main
 from eval.reproduce import documents, tables
 from eval.reproduce.collect import read
 from eval.studies import kernels, measurements

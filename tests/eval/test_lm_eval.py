@@ -10,10 +10,10 @@ import pytest
 from lm_eval.api.model import CachingLM
 from lm_eval.tasks import TaskManager
 
-from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.lm import identity
 from eval.accuracy.prefill import Prompt
+from eval.command import main
 from eval.core.results import Store
 
 TASK = """task: my_fact

@@ -15,8 +15,8 @@ from unittest import mock
 import psutil
 import pytest
 
-from eval.__main__ import main
 from eval.accuracy import agreement, worker
+from eval.command import main
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.report import studies as shown
 from eval.studies.offload import simulated, walltime
 from kvlab.arithmetic import SHAPES, kv_bytes

@@ -8,8 +8,8 @@ import sys
 import pytest
 from lm_eval._cli.harness import HarnessCLI
 
-from eval.__main__ import main
 from eval.accuracy import KVLabLM, passthrough, taskset
+from eval.command import main
 from eval.core.errors import Problem
 
 TASK = """task: mine

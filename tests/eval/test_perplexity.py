@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvlab
-from eval.__main__ import main
+from eval.command import main
 from eval.core.results import Store
 from eval.studies import perplexity
 from tests.tiny import prompt, tiny

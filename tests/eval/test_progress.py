@@ -6,7 +6,7 @@ import contextlib
 import errno
 import time
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core import show as showing
 from eval.core.measurement import Cell, Measurement, option, run
 from eval.core.results import Store

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.__main__ import main
 from eval.accuracy.accuracy import Accuracy
+from eval.command import main
 from eval.reproduce import collect, studies
 from eval.studies.measurements import Perplexity
 from kvlab.spec import parse

@@ -13,7 +13,7 @@ import uuid
 import pytest
 from stored import cell
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.errors import Problem
 from eval.core.files import write_json
 from eval.core.measurement import Cell

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import kvlab
-from eval.__main__ import main
 from eval.accuracy.batching import shares_held
+from eval.command import main
 from eval.core.results import Store
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core import workers
 from eval.core.errors import Failed
 from eval.report.tables import COLUMNS

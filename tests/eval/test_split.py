@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.results import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.results import FIELDS
 from eval.reproduce import collect, documents, llama, steps, tables, timed, turns
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from eval.__main__ import chosen, keep_earlier, main
 from eval.accuracy import settings
+from eval.command import chosen, keep_earlier, main
 from eval.core.errors import Problem
 from eval.core.results import Store
 from eval.core.study import expanded, said

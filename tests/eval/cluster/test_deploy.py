@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from eval.__main__ import chosen
+from eval.command import chosen
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.comparable import SPEED
 from eval.core.results import Store
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.__main__ import chosen, main
 from eval.cluster import pool
 from eval.cluster.actor import Actor
 from eval.cluster.options import pieces
 from eval.cluster.pool import Gone, OnRay, Queue
+from eval.command import chosen, main
 from eval.core.digests import code_digest
 from eval.core.errors import Failed
 from eval.core.machine import machine, versions

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from eval.__main__ import main
 from eval.cluster import pool
+from eval.command import main
 from eval.core.errors import Problem
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.core.errors import Failed
 from eval.gpu import plan
 from eval.gpu.plan import Gpu

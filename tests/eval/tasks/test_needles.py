@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from eval.__main__ import main
+from eval.command import main
 from eval.tasks import needles
 
 
