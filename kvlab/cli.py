@@ -94,6 +94,7 @@ def ask(arguments: argparse.Namespace) -> int:
     """Print the answers of several methods, side by side."""
     from .ask import ask, check
     from .make import load, make_cache
+    from .spec import parse
 
     if not os.path.exists(arguments.context):  # False for a long text, too, where Path would raise
         raise ValueError(
@@ -101,14 +102,16 @@ def ask(arguments: argparse.Namespace) -> int:
         )
     context, methods = text_of(arguments.context), separated(arguments.method)
     check(context, arguments.question, arguments.protocol, arguments.chat, arguments.tokens)
+    for method in methods:
+        parse(method)
+    step(f"ask: loading {arguments.model or 'the workshop model'}")
     model, tokenizer = load(arguments.model)
     for method in methods:
         make_cache(model, method)  # refusals come now, not after the others have answered
     how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
     answers = []
     for number, method in enumerate(methods, 1):
-        if len(methods) > 1:
-            print(f"kvlab ask: {method} answers, {number} of {len(methods)}", file=sys.stderr, flush=True)
+        step(f"ask: {method} answers, {number} of {len(methods)}")
         answers.append(ask(model, tokenizer, context, arguments.question, method, **how))
     wide = max(map(len, methods))
     for question, said in zip(arguments.question, zip(*answers, strict=True), strict=True):
@@ -116,6 +119,11 @@ def ask(arguments: argparse.Namespace) -> int:
         for method, answer in zip(methods, said, strict=True):
             print(f"  {method:{wide}}  {' '.join(answer.text.split())}\n  {'':{wide}}  [{answer.cost}]")
     return 0
+
+
+def step(line: str) -> None:
+    """Say on stderr what begins now."""
+    print(f"kvlab {line}", file=sys.stderr, flush=True)
 
 
 def text_of(path: str) -> str:
@@ -151,23 +159,25 @@ def gate(arguments: argparse.Namespace) -> int:
     import torch
 
     from .faster import lodger
-    from .gating import gate, show
+    from .gating import check, gate, show
     from .make import load
 
     text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
+    check(methods, arguments.minutes, arguments.memory, arguments.context, arguments.users)
     for file in filter(None, (arguments.json, arguments.html)):
         Path(file).touch()  # refuse an unwritable file now, not in ten minutes
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     faster = "eager" if torch.cuda.is_available() or lodger() is None else "compiled"
+    step(f"gate: loading {arguments.model or 'the workshop model'}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # no warning needed here if a model decodes eagerly
         model, tokenizer = load(arguments.model, engine=faster)
         found = gate(
             model, tokenizer, methods, text=text, minutes=arguments.minutes, memory=arguments.memory,
             context=arguments.context, users=arguments.users,
-            say=lambda line: print(f"kvlab gate: {line}", file=sys.stderr, flush=True),
+            say=lambda line: step(f"gate: {line}"),
         )  # fmt: skip
     if arguments.json is not None:
         Path(arguments.json).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")

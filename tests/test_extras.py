@@ -80,7 +80,8 @@ def folder(tmp_path_factory):
 def test_a_command_names_the_extra_that_it_needs_in_one_line(extra, folder):
     results = json.loads((folder / f"{extra}.json").read_text())
     for command, (code, said) in zip(NEEDS[extra], results):
-        assert f'pip install "kvlab[{extra}]"' in said and len(said.splitlines()) == 1, (command, said, code)
+        lines = [line for line in said.splitlines() if ": loading " not in line]
+        assert f'pip install "kvlab[{extra}]"' in said and len(lines) == 1, (command, said, code)
         assert code not in (0, None)
     for command, (code, said) in zip(ALWAYS, results[len(NEEDS[extra]) :]):
         assert code in (0, None) and "Traceback" not in said, (command, said)

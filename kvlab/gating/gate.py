@@ -22,7 +22,7 @@ from .guess import foreseen
 from .keeps import PROTOCOLS, Answers, ask, beats_guessing, difference
 from .keys import LayerKeys, keys_of
 from .reading import Reading
-from .room import Room
+from .room import Room, asked
 from .rules import by_answers, verdict_of
 from .texts import rows
 
@@ -118,9 +118,7 @@ def gate(
     Ctrl-C ends it with the results so far. ValueError, one line, for unknown methods, a text that is too
     short, and an invalid time or size.
     """
-    specs = _specs(methods)
-    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < float("inf"):
-        raise ValueError(f"minutes={minutes!r}: expected a number above 0")
+    specs = check(methods, minutes, memory, context, users)
     model = prepare(model)
     room = Room.of(model.config, memory, context, users)
     ends = time.monotonic() + 60 * minutes
@@ -159,7 +157,12 @@ def chooses(spec) -> bool:
     return (made.get("keep") or KeepAll()).evicts or "budget" in spec.method.parameters
 
 
-def _specs(methods) -> list:
+def check(methods, minutes: float, memory, context, users: int) -> list:
+    """The specs of `gate`'s methods; ValueError for arguments that no model allows: `kvlab gate` looks before
+    it loads one."""
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes={minutes!r}: expected a number above 0")
+    asked(memory, context, users)
     if methods is None:
         methods = (*FORMATS, *KEEPS)
     elif isinstance(methods, str):

@@ -37,14 +37,14 @@ class Room:
         """memory: bytes, or text such as "24GB"; context: tokens, or text such as "32k" (default: the model's
         trained length, up to `TOKENS`). ValueError, one line, for invalid text, and for a context that the
         model was not trained for."""
+        memory, tokens = asked(memory, context, users)
         model = describe(config)
         most = model["context"]
-        tokens = min(most or TOKENS, TOKENS) if context is None else _counted(context)
+        if tokens is None:
+            tokens = min(most or TOKENS, TOKENS)
         if most is not None and tokens > most:
             raise ValueError(f"context={context}: the model was trained for {most:,} tokens")
-        if isinstance(users, bool) or not isinstance(users, int) or users < 1:
-            raise ValueError(f"users={users!r}: expected a whole number from 1 on")
-        return cls(model, None if memory is None else _sized(memory), tokens, users)
+        return cls(model, memory, tokens, users)
 
     def bytes(self, spec: Spec) -> float:
         """Of these users' caches, with 16-bit numbers, on the device and on the host. ValueError where kvlab
@@ -55,6 +55,13 @@ class Room:
     def fits(self, size: float) -> bool | None:
         """Whether caches of this size fit beside 16-bit weights; None if no memory was given."""
         return None if self.memory is None else weights(self.model) + size <= self.memory
+
+
+def asked(memory, context, users: int) -> tuple[float | None, int | None]:
+    """(bytes, tokens) of what `Room.of` takes; ValueError for what no model allows."""
+    if isinstance(users, bool) or not isinstance(users, int) or users < 1:
+        raise ValueError(f"users={users!r}: expected a whole number from 1 on")
+    return None if memory is None else _sized(memory), None if context is None else _counted(context)
 
 
 def _sized(memory) -> float:

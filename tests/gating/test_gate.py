@@ -130,6 +130,14 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
 
 
+@pytest.mark.parametrize("words", ["minutes -1", "memory 24XB", "context 0", "users 0", "methods h3o"])
+def test_what_no_model_allows_is_refused_before_one_is_loaded(words, capsys):
+    option, value = words.split()
+    assert cli.main(["gate", "--model", "no/such-model", f"--{option}", value]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and option.removesuffix("s") in said and value in said
+
+
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     text = tmp_path / "own.txt"
     text.write_text("The lamp was lit, and the boats came home one after another. " * 200)
