@@ -45,7 +45,7 @@ class OtherRows(Keep):
 
 class MoreThanTheBudget(Keep):
     def limits(self, layer):
-        return [tokens - 1 for tokens in super().limits(layer) for tokens in [30]]
+        return [tokens - 1 for tokens in super().limits(layer) for tokens in [60]]
 
     def score(self, layer):
         return layer.slot_positions.float()
