@@ -44,7 +44,7 @@ def expanded(words: list[str]) -> list[str]:
     said = read(path)
     named = [rest.pop(0)] if rest and not rest[0].startswith("-") else [said.get(RUN)]
     if named == [None]:
-        raise Problem(f"--config {path}: it does not say what to run; expected {RUN}: accuracy, say")
+        raise Problem(f"--config {path}: it does not say what to run; add a line such as {RUN}: accuracy")
     return named + [word for name, value in said.items() for word in _words(name, value)] + rest
 
 

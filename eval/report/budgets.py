@@ -53,14 +53,15 @@ def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def curves(rows: list[dict]) -> Figure:
     """Rows of one model and one protocol as `rows.rows` makes them: a line of panels for each task, standard
-    errors as bars, the front of what is held in grey."""
+    errors as bars, the front of what is held in grey; no panel of bytes moved where nothing moves."""
     tasks = tasks_of(rows)
-    figure = Figure(figsize=(10.4, 3.3 * len(tasks) + 0.9), layout="constrained")
-    grid = figure.subplots(len(tasks), len(PANELS), sharey="row", squeeze=False)
+    panels = PANELS if any(row["moved_bytes_of_full"] for row in rows) else PANELS[:1]
+    figure = Figure(figsize=(5.2 * len(panels), 3.3 * len(tasks) + 0.9), layout="constrained")
+    grid = figure.subplots(len(tasks), len(panels), sharey="row", squeeze=False)
     lines, look = {}, looks(row["curve"] for row in rows)
     for task, axes in zip(tasks, grid, strict=True):
         mine = [row for row in rows if row["task"] == task]
-        for (names, what), panel in zip(PANELS, axes, strict=True):
+        for (names, what), panel in zip(panels, axes, strict=True):
             there = [row for row in mine if len(names) > 1 or row[names[0]] or row["method"] == "full"]
             lines |= _panel(panel, there, names, highest(mine), look)
             panel.set_xlabel(f"{what}, % of what full holds")
@@ -69,7 +70,12 @@ def curves(rows: list[dict]) -> Figure:
         compared = mine[0]["compared"]
         axes[0].set_ylabel(f"{task}\nper cent right" + ("" if compared else ", full at chance"))
     figure.legend(
-        lines.values(), lines.keys(), loc="outside lower center", ncols=7, frameon=False, fontsize=8
+        lines.values(),
+        lines.keys(),
+        loc="outside lower center",
+        ncols=3 * len(panels) + 1,
+        frameon=False,
+        fontsize=8,
     )
     return figure
 
