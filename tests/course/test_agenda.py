@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -38,3 +39,10 @@ def test_the_minutes_of_a_session_add_up_and_end_in_time(start, end, items):
             assert 0 <= row.minutes - sum(section.minutes for section in row.sections) < 1
             assert sum(row.parts) == row.minutes and min(row.parts) >= 1
             assert all(abs(part - one.minutes) < 1 for part, one in zip(row.parts, row.sections))
+
+
+def test_the_page_of_the_room_has_the_agendas_minutes():
+    half = agenda.PAGE.read_text().split("## Half a day")[1].split("\n## ")[0]
+    room = agenda.PAGE.with_name("room.md").read_text().split("## Half a day")[1]
+    planned = {chapter: minutes for minutes, chapter in re.findall(r"\| (\d+) \| \*\*(\d)\.", half)}
+    assert planned == dict(re.findall(r"^\| (\d)[^|]*\| \d \| (\d+) \|", room, re.M))

@@ -98,7 +98,7 @@ def test_what_chapters_tell_learners_to_type_works_on_the_command_line_of_the_ki
         "kvlab fetch smollm3",
         "python -m kvlab_course smollm2 nothing",
         "kvlab eval accuracy --methods full --limit 1",
-        "python -c 'import gguf'",
+        "python -c 'import gguf, accelerate'",
     )
     assert "not found" not in told and "Traceback" not in told and "No module named" not in told
     assert "[!!]" not in told and "Warning" not in told and "did you mean smollm2?" in told
