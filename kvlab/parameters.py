@@ -19,7 +19,8 @@ def shown(value) -> str:
 def check_kind(name: str, value, kind, expected: str) -> None:
     """TypeError for a value of another kind."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} is a {type(value).__name__}: expected {expected}")
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        raise TypeError(f"{name} is {given}: expected {expected}")
 
 
 def check_one_of(name: str, value, allowed) -> None:

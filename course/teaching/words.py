@@ -42,17 +42,20 @@ def asked(*methods: str) -> None:
     print("(SmolLM2-135M-Instruct, asked here and now about clauses {} to {})".format(*NEAR))
 
 
-def said(*methods: str, known: bool = True) -> None:
+def said(*methods: str, known: bool = True) -> int:
     """Print what SmolLM2 says about clause 17 of the lease under each method; known: whether the question was
-    in the text when the method compressed it. ValueError for a method that was not asked."""
+    in the text when the method compressed it. Returns how many answers begin with the city. ValueError for a
+    method that was not asked."""
     study = stored()["clause"]
     print(study["asked"].replace("\n", " ") + " ...")
-    for method in methods:
-        print(f"  {method:24} {_row('clause', method)[1 if known else 2].strip().splitlines()[0]!r}")
+    answers = [_row("clause", method)[1 if known else 2].strip().splitlines()[0] for method in methods]
+    for method, answer in zip(methods, answers, strict=True):
+        print(f"  {method:24} {answer!r}")
     when = "known" if known else "not known"
     print(
         f"({study['model']}, digest {study['digest']}; the question {when} at compression; {study['made']})"
     )
+    return sum(answer.startswith(CITY) for answer in answers)
 
 
 def wrote(*methods: str, lines: int = 8) -> None:

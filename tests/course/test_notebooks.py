@@ -9,10 +9,12 @@ import nbformat
 import pytest
 
 from course import editions, text
+from course.clock import QUESTIONS, sections
 from course.teaching.check.key import exercise_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+AT_HOME = ("Appendix", "On your own", "References")  # headings that no card counts
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
 pytestmark = pytest.mark.skipif(not CHAPTERS, reason="no notebooks in this checkout")
 
@@ -57,6 +59,8 @@ def test_the_frame_is_the_same_in_every_chapter(name):
     teach, exercises = editions.minutes(book)
     glance = next(cell.source for cell in book.cells if cell.source.startswith("## At a glance"))
     assert f"| teaching | {teach} minutes |" in glance and f"| exercises | {exercises} minutes |" in glance
+    taught = [part for part in sections(book) if not (part.exercise or part.heading.startswith(AT_HOME))]
+    assert abs(sum(part.minutes for part in taught) / QUESTIONS - teach) <= 1 and teach + exercises <= 75
     assert editions.title(book).split(".")[0] == str(int(name[:2]))
     assert code(book)[0].source == text.SETUP
     headings = re.findall(

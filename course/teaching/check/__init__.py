@@ -127,7 +127,7 @@ def _off(yours: float, value: float) -> str:
     if not value:
         return "should be 0"
     off = yours - value
-    if isinstance(value, int) and off == int(off) and abs(off) < abs(value) / 2:
+    if isinstance(value, int) and off == int(off) and abs(off) < max(abs(value) / 2, 5):
         return f"is {abs(off):,.0f} {'more' if off > 0 else 'fewer'} than the right number"
     return f"is {yours / value:.3g} times the right number"
 

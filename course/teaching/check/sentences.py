@@ -50,6 +50,8 @@ def kind(holds: str, results: list) -> str:
             return "these are True and False: return the numbers of the places that are True"
         if holds == "indices" and isinstance(result, Tensor) and result.is_floating_point():
             return "whole numbers are asked for, and you return floats (a float cannot be an index)"
+        if isinstance(result, Tensor) and not result.numel():  # of no type
+            continue
         if holds == "booleans" and isinstance(result, Tensor) and result.dtype != torch.bool:
             if set(result.unique().tolist()) <= {0, 1}:
                 return "a mask holds True and False; 0 and 1 used as an index would pick slots 0 and 1"

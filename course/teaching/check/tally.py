@@ -57,7 +57,8 @@ def show() -> None:
         else "predictions: none"
     )
     solved = [name for name, correct in TRIED.items() if correct]
-    print(f"exercises: {len(solved)} solved{': ' if solved else ''}{', '.join(solved)}")
+    if TRIED:
+        print(f"exercises: {len(solved)} solved{': ' if solved else ''}{', '.join(solved)}")
     if still := [name for name, correct in TRIED.items() if not correct]:
         print(f"still open: {', '.join(still)}")
 
