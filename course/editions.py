@@ -100,6 +100,11 @@ def open_gaps(source: str) -> str:
     return "\n".join(kept)
 
 
+def solved(source: str) -> str:
+    """Source code with its solutions, and without the marks around them."""
+    return re.sub(rf"(?ms)^ *(?:{BEGIN}\n|(?:{INSTEAD}\n.*?)?{END}(?:\n|$))", "", source).rstrip()
+
+
 def try_as_learner(path: Path) -> str:
     """Run a chapter's learner edition from top to bottom; returns what is wrong with it, or nothing.
 

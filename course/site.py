@@ -24,6 +24,7 @@ import nbformat
 import yaml
 from nbformat.v4 import new_markdown_cell
 
+from .editions import solved
 from .mathml import formulas
 from .page.build import built
 
@@ -214,6 +215,7 @@ class Pages:
                 if cell.cell_type == "markdown":
                     cell.source = self._markdown(cell.source, name)
                 else:
+                    cell.source = solved(cell.source)
                     fit(cell)
             if line := elsewhere(name):
                 notebook.cells.insert(1, new_markdown_cell(line, id="elsewhere"))

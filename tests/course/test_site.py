@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from course import site
+from course.editions import BEGIN, END, INSTEAD
 
 BUILT = Path(os.environ.get("KVLAB_SITE") or "nowhere").resolve()
 SHOTS = BUILT.parents[1] / "screenshots" if len(BUILT.parents) > 1 else BUILT
@@ -53,9 +54,9 @@ def test_every_chapter_guide_and_module_is_in_the_contents(source):
     assert f'data="{site.STORY}"' in (source / "README.md").read_text()
 
 
-def test_no_cell_for_the_instructor_is_on_the_site(source):
+def test_no_cell_for_the_instructor_and_no_mark_around_a_solution_is_on_the_site(source):
     for path in source.glob("notebooks/*.ipynb"):
-        assert "For the instructor." not in path.read_text()
+        assert not any(mark in path.read_text() for mark in ("For the instructor.", BEGIN, INSTEAD, END))
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def halves(tokenizer) -> list[tuple[str, str]]:
 
 def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
     """With a system turn and shots as turns, too: special tokens are characters of the prompt."""
-    stored = PAGE.read_text(encoding="utf-8").partition("```chat\n")[2].partition("```")[0].splitlines()
+    page = PAGE.read_text(encoding="utf-8")
+    stored = page.partition("as a shot:\n\n```text\n")[2].partition("```")[0].splitlines()
     found = halves(chatting(kvlab.load()[1]))
     lines = [f"{task}: {one}|{other}" for (task, _), (one, other) in zip(CHATS, found, strict=True)]
     assert [line.replace("\n", "\\n") for line in lines] == stored
