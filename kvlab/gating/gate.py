@@ -181,7 +181,7 @@ def _formats(found: Gate, reading: Reading, rest, specs: list, ends: float, say)
     right, found.tokens = decoded(reading, rest), rest.numel()
     for done, spec in enumerate(specs):
         if time.monotonic() > ends:
-            found.lines.append(Line(spec.text, "no verdict", "the time was over"))
+            found.lines.append(Line(spec.text, "no verdict", show.OVER))
             continue
         say(f"{spec.text} ({done + 1} of {len(specs)} formats)")
         try:
@@ -202,7 +202,7 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
         for seed in range(DOCUMENTS):
             full = answers.get("full")
             lost = seed == FEW and not any(map(beats_guessing, full.right.values()))
-            if lost or (seed and time.monotonic() > ends):
+            if lost or time.monotonic() > ends:
                 break
             say(f"questions on {2 * seed + 2} of at most {2 * DOCUMENTS} documents")
             left = [name for name in names if name not in refused]
@@ -220,6 +220,8 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
                 found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
             elif spec.text in answers:
                 found.lines.append(_line(spec, answers[spec.text], full, guesses[spec.text]))
+            elif time.monotonic() > ends:
+                found.lines.append(Line(spec.text, "no verdict", show.OVER))
 
 
 def _line(spec, mine: Answers, full: Answers, guess: str) -> Line:

@@ -9,6 +9,7 @@ from .rules import BREAKS, POINTS, SAFE
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
+OVER = "the time was over"  # why a method has no verdict
 HEAD = ("method", "verdict", "holds", "of full", "scores move", "same token", "why")
 
 
@@ -99,7 +100,9 @@ def below(gate) -> list[str]:
     if safe:
         lines.append(f"Safe, the fewest bytes first: {', '.join(safe)}")
     else:
-        lines.append("Nothing was found to be safe: keep the full cache")
+        over = sum(line.why == OVER for line in gate.lines)
+        more = f", or give more minutes: {over} methods were not tried" if over else ""
+        lines.append(f"Nothing was found to be safe: keep the full cache{more}")
     if plain := [name for name in safe if ":" not in name]:
         lines.append(elsewhere(plain))
     return lines

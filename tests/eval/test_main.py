@@ -35,7 +35,8 @@ def cells(tmp_path) -> dict[str, float]:
 
 def refused(capsys, *words: str) -> str:
     """Run a command that must be refused; returns its one line."""
-    with mock.patch("eval.core.show.SILENT", 1e6):  # a busy machine would say where it is meanwhile
+    talks = {"SILENT": 1e6, "PATIENT": 1e6}  # a busy machine would say where it is meanwhile
+    with mock.patch.multiple("eval.core.show", **talks):
         assert main(list(words)) == 2
     printed = capsys.readouterr()
     lines = printed.err.strip().splitlines()

@@ -124,8 +124,9 @@ def test_rules():
 
 
 def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
-    found = gate(*workshop, ["int8:group=7", "int4"], minutes=1e-9)
-    assert found["int8:group=7"].why == found["int4"].why == "the time was over"
+    found = gate(*workshop, ["int8:group=7", "int4", "sinks:budget=0.5"], minutes=1e-9)
+    assert {line.why for line in found.lines} == {"the time was over"} and len(found.lines) == 3
+    assert str(found).endswith("keep the full cache, or give more minutes: 3 methods were not tried")
     (line,) = gate(*workshop, ["int8:group=7"]).lines
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
 
