@@ -88,6 +88,7 @@ STEP = Chapter(  # learners write the step that decodes the model, and see their
     home=("The same answer?", "What the cache holds", "What it costs"),
     late=("What limits one step", "How many bytes"),
 )
+SHORT_STEP = replace(STEP, home=(*STEP.home, "What limits one step"), late=("How many bytes",))
 RULE = Chapter(  # learners write what stays
     5,
     (1,),
@@ -134,7 +135,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             (
                 DOCTOR,
                 START,
-                STEP,
+                SHORT_STEP,
                 BREAK,
                 RULE,
                 STRETCH,

@@ -45,4 +45,4 @@ def test_the_page_of_the_room_has_the_agendas_minutes():
     half = agenda.PAGE.read_text().split("## Half a day")[1].split("\n## ")[0]
     room = agenda.PAGE.with_name("room.md").read_text().split("## Half a day")[1]
     planned = {chapter: minutes for minutes, chapter in re.findall(r"\| (\d+) \| \*\*(\d)\.", half)}
-    assert planned == dict(re.findall(r"^\| (\d)[^|]*\| \d \| (\d+) \|", room, re.M))
+    assert planned == dict(re.findall(r"^\| (\d)[^|]*\| \d, \d \| (\d+) \|", room, re.M))
