@@ -11,7 +11,7 @@ from .bill.show import seconds, size
 from .decode import Stepper, _now
 from .devices import entry_of
 from .errors import first_line
-from .parameters import check_bool, check_kind, check_one_of, check_whole, shown
+from .parameters import check_bool, check_kind, check_one_of, check_text, check_tokenizer, check_whole, shown
 
 PROTOCOLS = ("many-questions", "question-inside")
 
@@ -133,9 +133,7 @@ def _check_padding(cache, batch_size: int) -> None:
 
 def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[tuple[list[int], list[int]]]:
     """The ids of the context, the same for all questions, and those of each question."""
-    from transformers import PreTrainedTokenizerBase
-
-    check_kind("tokenizer", tokenizer, PreTrainedTokenizerBase, "the tokenizer of the model")
+    check_tokenizer(tokenizer)
     if chat and not tokenizer.chat_template:
         raise ValueError("chat=True: this tokenizer has no chat template")
     line = "" if context.endswith("\n") else "\n"
@@ -176,20 +174,17 @@ def check(
     context, questions, protocol, chat, max_new_tokens, streamer=None, batch_size=1,
 ) -> None:  # fmt: skip
     """TypeError or ValueError for what `ask` does not take, before a model is loaded."""
-    check_kind("context", context, str, "a text")
+    check_text("context", context)
     check_kind("questions", questions, str | list | tuple, "a text or a list of texts")
     if not questions:
         raise ValueError(f"questions={shown(questions)}: expected one at least")
     asked = [questions] if isinstance(questions, str) else questions
     for question in asked:
-        check_kind("a question", question, str, "a text")
+        check_text("a question", question)
         if not question.strip():
             raise ValueError(f"questions={shown(questions)}: one of them is empty")
     if not context.strip():
         raise ValueError(f"context={shown(context)}: it is empty")
-    for text in (context, *asked):
-        if text != text.encode(errors="ignore").decode():  # no tokenizer takes half a character
-            raise ValueError(f"{shown(text)}: expected text in UTF-8")
     check_one_of("protocol", protocol, PROTOCOLS)
     check_bool("chat", chat)
     check_whole("max_new_tokens", max_new_tokens, 1)

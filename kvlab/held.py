@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -71,9 +72,10 @@ class Held(CacheLayerMixin):
         self.is_initialized = self._busy = False
 
     def __deepcopy__(self, memo) -> Held:
-        """A separate layer with the same tokens, not recorded, outside any `prefill` block."""
+        """A separate layer with the same tokens, not recorded, outside any pass or `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
-        own = {"timeline": None, "on_read": None, "prefilling": False, "rereading": None}
+        own = {"timeline": None, "on_read": None, "prefilling": False, "rereading": None, "_pending": None}
+        own["given"] = replace(self.given, query=None, keys=None, values=None)
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
 

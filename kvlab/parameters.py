@@ -23,6 +23,20 @@ def check_kind(name: str, value, kind, expected: str) -> None:
         raise TypeError(f"{name} is {given}: expected {expected}")
 
 
+def check_text(name: str, value) -> None:
+    """TypeError or ValueError for what is no text that a tokenizer takes."""
+    check_kind(name, value, str, "a text")
+    if value != value.encode(errors="ignore").decode():  # half a character
+        raise ValueError(f"{shown(value)}: expected text in UTF-8")
+
+
+def check_tokenizer(tokenizer) -> None:
+    """TypeError for what is no tokenizer of transformers."""
+    from transformers import PreTrainedTokenizerBase
+
+    check_kind("tokenizer", tokenizer, PreTrainedTokenizerBase, "the tokenizer of the model")
+
+
 def check_one_of(name: str, value, allowed) -> None:
     """ValueError for a parameter that is none of these."""
     plain = isinstance(value, str | int | float | None)

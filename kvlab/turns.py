@@ -37,6 +37,7 @@ PARTS = ("query", "keys", "values")
 def begin(cache, body, args, kwargs) -> None:
     """A bare pass begins. ValueError for a single token that is ambiguous, and for a later turn if the keep
     cannot take one; nothing has changed then."""
+    _forget_broken(cache)
     layers, seen = cache.attending, cache.get_seq_length()
     ids, positions = given_to(body, args, kwargs)
     single = ids.shape[1] == 1 and seen > 0
@@ -65,12 +66,14 @@ def begin(cache, body, args, kwargs) -> None:
         cache.open, cache.pieces = True, 1
         for layer in layers:
             layer.in_prompt = layer.later = layer.prefilling = True
-            layer.keep.shares = None
 
 
 def end(cache) -> None:
     """End the open prompt or turn, if there is one."""
-    if not cache.open or cache.broken:
+    if cache.broken:
+        return
+    _forget_broken(cache)
+    if not cache.open:
         return
     cache.open, waited = False, any(layer.waits for layer in cache.attending)
     with cache._changing():
@@ -80,13 +83,26 @@ def end(cache) -> None:
                 layer.waits = False
                 layer.fill_pieces(given)
             elif layer.prefilling:
-                layer.prefilling = False
+                layer.prefilling, layer.keep.shares = False, None
                 layer.end_prefill()
     if waited and cache.rereads:
         for fed in cache.fed_pieces:
             note(cache, *fed)
         cache._end_prompt()
     cache.fed_pieces = []
+
+
+def _forget_broken(cache) -> None:
+    """The last pass, if it broke off before it changed anything, was no piece, and opened nothing."""
+    if not cache.open or cache._began is None:
+        return
+    cache._began, cache.pieces = None, cache.pieces - 1
+    if not cache.pieces:
+        cache.open = False
+        for layer in cache.attending:
+            layer.open = layer.waits = False
+            if layer.lengths:
+                layer.in_prompt = layer.prefilling = False
 
 
 def cannot_go_back(layer) -> str | None:

@@ -1,10 +1,12 @@
 """A pass that breaks off, or comes from another model: noticed before a token is wrong."""
 
 import copy
+import random
 
 import pytest
 import torch
 from families.models import FAMILIES, LATENT, build, family
+from tiny import EACH, prompt, tiny
 
 import kvlab
 
@@ -197,3 +199,31 @@ def test_a_refusal_leaves_the_cache_as_it_was():
         with pytest.raises(ValueError, match="attention_mask has shape"):
             model(IDS[:, HELD : HELD + 1], past_key_values=stepper.cache, attention_mask=torch.zeros(1, 3))
         assert (stepper.feed(IDS[:, HELD:]) - expected[:, HELD:]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EACH if spec not in ("recompute", "padded")])
+def test_a_bare_turn_that_broke_off_at_once_opened_nothing(spec):
+    """An interrupt before the first layer, or other rows: who goes on does so as if nothing had been."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    draw, model = random.Random(spec), copy.deepcopy(tiny("llama"))
+    for seen in (0, 12):
+        cache = kvlab.make_cache(model, spec)
+        stepper = kvlab.Stepper(model, cache)
+        for tokens in (seen, 1, 1) if seen else ():
+            stepper.feed(prompt(tokens, 2))
+        before, rows = copy.deepcopy(cache), draw.choice((2, 3)) if seen else 2
+        hook = model.model.embed_tokens.register_forward_hook(interrupt) if rows == 2 else None
+        with pytest.raises((KeyboardInterrupt, ValueError)):
+            model(prompt(draw.randint(2, 5), rows), past_key_values=cache)
+        if hook:
+            hook.remove()
+        if draw.random() < 0.5:
+            draw.choice((copy.deepcopy, kvlab.KVCache.stats))(cache)
+        later = [prompt(1, 2, 6), *[prompt(3, 2, 7)] * ("zip" not in spec)]
+        for ids in later if seen else [prompt(12, 2, 5), *later]:
+            found, right = (model(ids, past_key_values=one).logits for one in (cache, before))
+            assert torch.equal(found, right)
+        assert cache.stats() == before.stats()

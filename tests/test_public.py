@@ -72,6 +72,11 @@ CALLS = {  # name -> what gives the call, and a right value for each of its argu
         | {"context": "Mia ran.", "questions": ["Who?"], "method": "full", "protocol": "many-questions"}
         | {"chat": False, "max_new_tokens": 1, "streamer": None},
     ),
+    "gate": lambda: (
+        kvlab.gate,
+        dict(zip(("model", "tokenizer"), workshop(), strict=True))
+        | {"methods": ["int8"], "text": None, "minutes": 1e-9, "memory": None, "context": None, "users": 1},
+    ),
     "Stepper": lambda: (kvlab.Stepper, {"model": model(), "cache": cache()}),
     "Stepper.feed": lambda: (
         kvlab.Stepper(model(), cache()).feed,

@@ -15,6 +15,7 @@ from ..errors import first_line
 from ..keep import KeepAll
 from ..measure.host import cpu_model
 from ..models import EMBEDDED, prepare
+from ..parameters import check_kind, check_text, check_tokenizer, shown
 from ..spec import parse
 from . import show
 from .formats import Cost, cost, decoded
@@ -120,6 +121,9 @@ def gate(
     """
     specs = check(methods, minutes, memory, context, users)
     model = prepare(model)
+    check_tokenizer(tokenizer)
+    if text is not None:
+        check_text("text", text)
     room = Room.of(model.config, memory, context, users)
     ends = time.monotonic() + 60 * minutes
     ids = rows(tokenizer, PROMPT + DECODED, PIECES, text).to(entry_of(model))
@@ -161,12 +165,13 @@ def check(methods, minutes: float, memory, context, users: int) -> list:
     """The specs of `gate`'s methods; ValueError for arguments that no model allows: `kvlab gate` looks before
     it loads one."""
     if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < float("inf"):
-        raise ValueError(f"minutes={minutes!r}: expected a number above 0")
+        raise ValueError(f"minutes={shown(minutes)}: expected a number above 0")
     asked(memory, context, users)
     if methods is None:
         methods = (*FORMATS, *KEEPS)
     elif isinstance(methods, str):
         methods = [methods]
+    check_kind("methods", methods, list | tuple, "a list of methods")
     specs = [parse(one) for one in methods]
     for spec in specs:
         try:

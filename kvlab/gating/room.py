@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..bill.account import account, policies, weights
 from ..bill.describe import describe
+from ..parameters import shown
 from ..spec import Spec
 
 TOKENS = 32_768  # of a context, if neither the user nor the model states one
@@ -60,7 +61,7 @@ class Room:
 def asked(memory, context, users: int) -> tuple[float | None, int | None]:
     """(bytes, tokens) of what `Room.of` takes; ValueError for what no model allows."""
     if isinstance(users, bool) or not isinstance(users, int) or users < 1:
-        raise ValueError(f"users={users!r}: expected a whole number from 1 on")
+        raise ValueError(f"users={shown(users)}: expected a whole number from 1 on")
     return None if memory is None else _sized(memory), None if context is None else _counted(context)
 
 
@@ -72,7 +73,7 @@ def _sized(memory) -> float:
     except (TypeError, ValueError):
         size = 0.0
     if not 0 < size < float("inf"):
-        raise ValueError(f"memory={memory!r}: expected a size such as 24GB or 16GiB")
+        raise ValueError(f"memory={shown(memory)}: expected a size such as 24GB or 16GiB")
     return size
 
 
@@ -80,5 +81,5 @@ def _counted(context) -> int:
     found = re.fullmatch(r"\s*([0-9]+)\s*([kK]?)\s*", str(context))
     count = int(found[1]) * (1024 if found[2] else 1) if found and not isinstance(context, bool) else 0
     if count < 1:
-        raise ValueError(f"context={context!r}: expected tokens, such as 8192 or 32k")
+        raise ValueError(f"context={shown(context)}: expected tokens, such as 8192 or 32k")
     return count
