@@ -68,8 +68,8 @@ kivi_keys = Exercise(
         "the largest value of a channel in a block must come back as it was: it is the last level": (
             lambda r, right, k, bits, block: not _same_ends(r, k, block, torch.amax)
         ),
-        "a number is not rounded to the nearest level": lambda r, right, k, bits, block: bool(
-            ((r - k).abs() > (right - k).abs() + 1e-4).any()
+        "a number is not at the nearest of the 2^n levels: is their number right, and the rounding?": lambda r, right, k, bits, block: (
+            bool(((r - k).abs() > (right - k).abs() + 1e-4).any())
         ),
     },
     shapes={
