@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import kvlab
 from kvlab import models
+from kvlab.models.files import SAID
 
 
 @pytest.fixture
@@ -91,6 +92,28 @@ def test_a_hub_id_that_is_only_half_there_is_one_line(tmp_path, monkeypatch, los
         ValueError, match=r"^no (model|tokenizer) could be loaded from 'some/model'[^\n]*whole"
     ):
         kvlab.load(name)
+
+
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("content", [b'{"eos_token_id": [0, 1', bytes(60), b"[1]", None])
+def test_what_transformers_passes_over_is_named(tmp_path, name, content):
+    """Also a link whose end did not come."""
+    folder = shutil.copytree(models.EMBEDDED["workshop"], tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    if content is None:
+        (folder / name).symlink_to(folder / "gone")
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"^no (model|tokenizer) could be loaded from [^\n]*whole"):
+        kvlab.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma 2"])
+def test_a_tokenizer_without_words_is_none(tmp_path, kind):
+    """Whose file did not come: transformers makes an empty one."""
+    family(kind).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^no tokenizer could be loaded from [^\n]*whole"):
+        kvlab.load(tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(12))

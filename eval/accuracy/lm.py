@@ -40,6 +40,7 @@ from tqdm import tqdm
 
 import kvlab
 from kvlab.devices import entry_of
+from kvlab.models import ModelShape
 from kvlab.spec import Spec, parse
 
 from .. import PROGRAM
@@ -136,6 +137,7 @@ class KVLabLM(Texts):
         if self.max_length < 2:
             raise ValueError(f"max_length={max_length!r}: expected a number of tokens from 2 on")
         self._device = entry_of(self.model)
+        self._vocabulary = ModelShape.of(self.model).vocabulary
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
         self.kept = Kept()  # where finished batches are kept
@@ -264,6 +266,9 @@ class KVLabLM(Texts):
             if len(continuation) > self.max_length:
                 found = f"continuation {said[:40]!r}... of {len(continuation)} tokens"
                 raise ValueError(f"{found}: expected at most {self.max_length}")
+            if max(continuation) >= self._vocabulary:
+                wrong = f"{max(continuation)} is none of the model's {self._vocabulary} token ids"
+                raise ValueError(f"continuation {said[:40]!r}: {wrong}")
             context = context or [self.prefix_token_id]  # of spaces alone, which belong to the continuation
             kept = tuple((context + continuation)[-(self.max_length + 1) :][: -len(continuation)])
             gone, end = len(context) - len(kept), self._ends[index]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from functools import cached_property
 
+from jinja2 import TemplateError
 from lm_eval.api.model import TemplateLM
+
+from kvlab.errors import first_line
 
 from ..core.errors import Problem
 from .boundaries import boundary, character, rule_of
@@ -48,15 +52,20 @@ class Texts(TemplateLM):
         return (self.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
-        """The turns in the tokenizer's chat template. Raises Problem where it has none."""
+        """The turns in the tokenizer's chat template; without the system's where the template refuses it, as
+        lm-eval's own models leave it out. Raises Problem where there is no template."""
         if not self.tokenizer.chat_template:
             raise Problem("apply_chat_template: this model's tokenizer has no chat template")
-        return self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        how = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+        how["continue_final_message"] = not add_generation_prompt
+        try:
+            return self.tokenizer.apply_chat_template(chat_history, **how)
+        except TemplateError as error:
+            rest = [turn for turn in chat_history if turn["role"] != "system"]
+            if len(rest) == len(chat_history):
+                raise Problem(f"apply_chat_template: {first_line(error)}") from error
+            warnings.warn("the chat template refuses a system turn, which is left out", stacklevel=2)
+            return self.tokenizer.apply_chat_template(rest, **how)
 
     @cached_property
     def _head(self) -> str:

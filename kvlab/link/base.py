@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..errors import first_line
 from ..gather import slot_index
 from ..parameters import shown
 from .staging import Staging
@@ -58,8 +59,7 @@ class Transfer:
         except TookTooLong:
             raise LinkError(f"{self._name()} took longer than the timeout of {self.timeout:g} s") from None
         if error is not None:
-            said = str(error) or type(error).__name__
-            raise LinkError(f"{self._name()} failed: {said}") from error
+            raise LinkError(f"{self._name()} failed: {first_line(error)}") from error
         future, self.future = self.future, None
         return future.result()
 

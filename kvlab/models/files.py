@@ -1,14 +1,21 @@
-"""Files: the checksums beside a model's files, and the first file that no longer agrees with them."""
+"""Files: the checksums beside a model's files, the first file that no longer agrees with them, and what no
+loader notices."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from ..errors import first_line
+
 SUMS = "sha256.txt"
+# What transformers passes over without a word when it cannot read it: end tokens, penalties, special tokens.
+SAID = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 def unlike(found: dict) -> str | None:
@@ -78,3 +85,16 @@ def damage(folder: Path) -> str | None:
                 f"{file} is damaged: its {file.stat().st_size:,} bytes have another sha256 than {SUMS} says"
             )
     return None
+
+
+def check_said(folder: Path) -> None:
+    """ValueError naming the first of `SAID` that is there and is no JSON object."""
+    for file in (folder / name for name in SAID):
+        if not os.path.lexists(file):
+            continue
+        try:
+            said = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file.name}: {first_line(error)}") from error
+        if not isinstance(said, dict):
+            raise ValueError(f"{file.name}: expected an object, not {type(said).__name__}")

@@ -19,7 +19,7 @@ from ..interface import Asked, register, stopping, told
 from ..parameters import check_kind
 from ..ranks import split
 from . import fetching, gguf
-from .files import damage, unlike, whole_numbers
+from .files import check_said, damage, unlike, whole_numbers
 from .guest import answer
 from .passes import report_passes
 from .shape import ModelShape, check_model, refused_layers
@@ -80,6 +80,8 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise _none("tokenizer", source, error) from error
+    if not set(tokenizer.get_vocab()).difference(tokenizer.all_special_tokens):
+        raise _none("tokenizer", source, ValueError("it knows no words"))
     bars = logging.is_progress_bar_enabled()
     try:
         if source is not name_or_path:
@@ -91,6 +93,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
         folder = Path(cached_file(source, "config.json")).parent  # of a hub id, what has come of it
+        check_said(folder)
         plain = getattr(said, "quantization_config", None) is None
         if plain and (name := whole_numbers(folder, model)):
             raise ValueError(f"{name!r} holds whole or complex numbers, but config.json no quantization")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from eval.accuracy import KVLabLM
 from eval.command import main
+from eval.core.errors import Problem
 from kvlab.faster import engine_of
 
 
@@ -125,3 +127,33 @@ def test_the_engine_is_part_of_what_a_cell_names(folder, tmp_path):
         assert len(cells) == 2
         found[engine] = {cell["method"]: cell["metrics"][0]["value"] for cell in cells}
     assert found["compiled"] == pytest.approx(found["eager"], abs=1e-4)
+
+
+REFUSES = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+    "{% for one in messages %}{{ one.role }}: {{ one.content }}{% endfor %}"
+)
+
+
+def test_a_chat_template_that_refuses_a_system_turn_goes_without_it(loaded):
+    """As with lm-eval's own model; whatever else it refuses is one line."""
+    model, tokenizer = loaded[0], copy.deepcopy(loaded[1])
+    tokenizer.chat_template = REFUSES
+    ours, theirs = KVLabLM(model, tokenizer=tokenizer), HFLM(pretrained=model, tokenizer=tokenizer)
+    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
+    with pytest.warns(UserWarning, match="refuses a system turn"):
+        assert ours.apply_chat_template(turns) == theirs.apply_chat_template(turns) == "user: Who?"
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    with pytest.raises(Problem, match=r"apply_chat_template: never$"):
+        ours.apply_chat_template(turns[1:])
+
+
+def test_a_continuation_with_a_token_that_the_model_lacks_is_one_line(loaded):
+    model, tokenizer = loaded[0], copy.deepcopy(loaded[1])
+    tokenizer.add_tokens([f"<new {number}>" for number in range(model.config.vocab_size)])
+    said = f" cat<new {model.config.vocab_size - 1}>"
+    asked = Instance(
+        request_type="loglikelihood", doc={}, arguments=("The", said), idx=0, metadata=("t", 0, 1)
+    )
+    with pytest.raises(ValueError, match=r"is none of the model's \d+ token ids$"):
+        KVLabLM(model, tokenizer=tokenizer).loglikelihood([asked])

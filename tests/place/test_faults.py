@@ -35,7 +35,7 @@ def die():
 
 
 def fail():
-    raise OSError("no such page")
+    raise OSError("no such page\nand what else a driver says")
 
 
 def dawdle():
@@ -46,7 +46,7 @@ def dawdle():
     "fault, settings, says",
     [
         (die, {}, "the prefetch of layer 2 .* failed: SystemExit"),
-        (fail, {}, r"the prefetch of layer 2 \(\d+ bytes toward the device\) failed: no such page"),
+        (fail, {}, r"the prefetch of layer 2 \(\d+ bytes toward the device\) failed: no such page$"),
         (dawdle, {"timeout": 0.05}, "the prefetch of layer 2 .* took longer than the timeout of 0.05 s"),
     ],
 )
