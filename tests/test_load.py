@@ -142,6 +142,14 @@ def test_whole_numbers_are_no_weights(tmp_path, seed, monkeypatch):
     kvlab.load(tmp_path)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", 0, "mps", "vulkan"])
+def test_a_device_that_is_not_here_is_one_line(device):
+    if torch.accelerator.is_available():
+        pytest.skip("there is a device")
+    with pytest.raises(ValueError, match=r"^device=[^\n]+$"):
+        kvlab.load(device=device)
+
+
 def test_layers_without_end_are_refused_at_once(copied, tmp_path):
     other = shutil.copytree(copied, tmp_path / "other")
     said = json.loads((other / "config.json").read_text())

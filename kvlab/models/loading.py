@@ -70,6 +70,10 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         where = {"device_map": read_map(device_map), "offload_folder": offloaded()}
     wanted = "cuda" if torch.cuda.is_available() else "cpu"
     device = device_of(wanted if device is None else device)
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"device={str(device)!r}: {first_line(error)}") from error
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else "auto"
     elif isinstance(dtype, str) and dtype != "auto":
