@@ -150,12 +150,17 @@ def options(kind) -> list:
 
 
 def chosen(words: list[str] | None) -> list[Measurement]:
-    """The measurements that a command line asks for."""
+    """The measurements that a command line asks for, accuracy once for each protocol."""
     arguments = parser().parse_args(expanded(sys.argv[1:] if words is None else list(words)))
     _, kinds = COMMANDS[arguments.command]
     given = {name: tuple(split(v, name)) if isinstance(v, list) else v for name, v in vars(arguments).items()}
     given = loaded(given)
-    return [kind(**{field.name: given[field.name] for field in options(kind)}) for kind in kinds]
+    protocols, made = given.get("protocol"), []
+    for kind in kinds:
+        for protocol in protocols if kind is Accuracy and isinstance(protocols, tuple) else [protocols]:
+            how = given | {"protocol": protocol}
+            made.append(kind(**{field.name: how[field.name] for field in options(kind)}))
+    return made
 
 
 def split(words: list[str], what: str) -> list[str]:
@@ -176,7 +181,7 @@ def work(measurements: list[Measurement], command: str) -> int:
     from kvlab.scratch import set_up
 
     set_up()
-    kinds = tuple(map(type, measurements))
+    kinds = tuple(dict.fromkeys(map(type, measurements)))
     options = said(next(name for name, (_, some) in COMMANDS.items() if some == kinds), measurements, command)
     shared = any(getattr(one, "tp", False) for one in measurements)
     if "TORCHELASTIC_RUN_ID" in os.environ and not shared and int(os.environ.get("WORLD_SIZE", 1)) > 1:

@@ -18,7 +18,7 @@ from ..core.measurement import USUAL, Cell, natural, option, rows_at_once
 from ..core.numbers import shown
 from ..core.results import Store
 from . import boundaries, data, kept, settings, taskset, yamls
-from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, eviction
+from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .samples import NONE, SHORT, WHOLE
 
 # How long a task takes beside others on two cores, at most times; what takes longest goes first.
@@ -48,10 +48,11 @@ class Accuracy(Pooled):
         choices=["eager", "compiled", "graph"],
     )
     protocol: str = option(
-        "compress the prompt with its question inside, or its context before the question is known (default: "
-        "question-inside)",
+        f"one or several of {', '.join(PROTOCOLS)}: compress the prompt with its question inside, or its "
+        f"context before the question is known (default: {INSIDE})",
         INSIDE,
-        choices=list(PROTOCOLS),
+        many=True,
+        metavar="PROTOCOL",
     )
     evict: str | None = option(
         "after the prompt, hold new tokens on top of the budget (once) or evict at every step (default: "
@@ -113,7 +114,7 @@ class Accuracy(Pooled):
             workers.get_ready()  # workers' imports, which take longest, begin while options are looked at
         super().check()
         self._check_options()
-        eviction(self.protocol, self.evict)
+        eviction(checked("protocol", self.protocol, PROTOCOLS), self.evict)
         if self.protocol == REUSE:
             from . import reuse
 

@@ -3,6 +3,7 @@
 Imported objects stay, so garbage collection skips them: while they are made, and in every worker.
 """
 
+import contextlib
 import gc
 import os
 import signal
@@ -14,9 +15,13 @@ os.environ["TQDM_DISABLE"] = "1"
 
 import lm_eval.evaluator  # noqa: E402, F401
 import torch  # noqa: E402, F401
-from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: E402, F401
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-import kvlab  # noqa: E402, F401
+import kvlab.cache  # noqa: E402
+import kvlab.make  # noqa: E402
+
+with contextlib.suppress(ImportError):  # kvlab works without it
+    import numba  # noqa: F401
 
 gc.freeze()
 gc.enable()

@@ -81,11 +81,12 @@ def _words(name: str, value) -> list[str]:
 def said(run: str, measurements: list, command: str) -> dict:
     """What run.json has: the options of a command that are not their defaults."""
     found = {COMMAND: command, RUN: run}
-    for measurement in measurements:
-        for field in fields(measurement):
-            value = getattr(measurement, field.name)
-            if "help" in field.metadata and value != field.default:
-                found[field.name] = [*value] if isinstance(value, tuple) else value
+    options = {field.name: field for one in measurements for field in fields(one) if "help" in field.metadata}
+    for name, field in options.items():
+        given = [getattr(one, name) for one in measurements if hasattr(one, name)]
+        value, *others = dict.fromkeys(given)  # several protocols are several measurements
+        if others or value != field.default:
+            found[name] = [value, *others] if others else [*value] if isinstance(value, tuple) else value
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
 
