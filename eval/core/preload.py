@@ -17,8 +17,7 @@ import lm_eval.evaluator  # noqa: E402, F401
 import torch  # noqa: E402, F401
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-import kvlab.cache  # noqa: E402
-import kvlab.make  # noqa: E402
+from kvlab import cache, make  # noqa: E402, F401
 
 with contextlib.suppress(ImportError):  # kvlab works without it
     import numba  # noqa: F401
