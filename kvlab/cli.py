@@ -161,6 +161,7 @@ def gate(arguments: argparse.Namespace) -> int:
     from .faster import lodger
     from .gating import check, gate, show
     from .make import load
+    from .scratch import written_whole
 
     text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
@@ -179,11 +180,15 @@ def gate(arguments: argparse.Namespace) -> int:
             context=arguments.context, users=arguments.users,
             say=lambda line: step(f"gate: {line}"),
         )  # fmt: skip
-    if arguments.json is not None:
-        Path(arguments.json).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
-    if arguments.html is not None:
-        Path(arguments.html).write_text(show.page(found), encoding="utf-8")
-    print(show.markdown(found) if arguments.markdown else found)
+    try:
+        if arguments.json is not None:
+            with written_whole(arguments.json) as part:
+                part.write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
+        if arguments.html is not None:
+            with written_whole(arguments.html) as part:
+                part.write_text(show.page(found), encoding="utf-8")
+    finally:  # a full disk does not lose the table
+        print(show.markdown(found) if arguments.markdown else found)
     return 0
 
 

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from .errors import kind_and_line
 from .parameters import check_file, check_kind
 from .policy import Policy, State
+from .scratch import written_whole
 
 FORMAT = "3"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
@@ -69,7 +70,8 @@ def save(cache, path: str | Path) -> None:
     about["digest"] = contents_digest(about, written.tensors)
     try:
         check_file(path)
-        save_file(written.tensors, path, metadata=about)
+        with written_whole(path) as part:
+            save_file(written.tensors, part, metadata=about)
     except (SafetensorError, OSError, ValueError) as error:
         said = str(error).removeprefix("Error while serializing: ")
         raise ValueError(f"path={str(path)!r}: no cache can be written there ({said})") from error

@@ -124,6 +124,25 @@ def unfinished(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file to write in the place of `path`, which it replaces once all of it is there: a full disk costs
+    nothing that `path` held. An OSError names `path`. What is no regular file, such as a pipe, is written
+    itself."""
+    path = Path(path).resolve()
+    part = path if path.exists() and not path.is_file() else path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield part
+        if part is not path:
+            part.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        if part is not path:
+            part.unlink(missing_ok=True)
+
+
 def move(made: Path, home: Path) -> None:
     """Give a finished folder its name, unless another process was faster."""
     try:
