@@ -117,7 +117,7 @@ class Layer(Held):
                 f"layer {self.index}: K has {heads} heads of {width}, but the configuration of "
                 f"{type(self.model).__name__} says {self.kv_heads} of {self.shape.head_dim}"
             )
-        real, counts = given.visibility.real(batch, tokens, self.seen)
+        real, counts = given.visibility.real(batch, tokens, self.seen, self.lengths)
         self.local = None if given.visibility.local is None else self.local
         self._busy = True
         try:

@@ -40,6 +40,8 @@ def begin(cache, body, args, kwargs) -> None:
     _forget_broken(cache)
     layers, seen = cache.attending, cache.get_seq_length()
     ids, positions = given_to(body, args, kwargs)
+    if ids.shape[1] > 1 and kwargs.get("logits_to_keep") == 1:
+        _check_last(kwargs.get("attention_mask"), ids.shape[1])
     single = ids.shape[1] == 1 and seen > 0
     if single and not (cache.open and _last_piece(positions, seen == cache.pieces)):
         if not cache.open and _of_longer(positions) and any(layer.place.chooses for layer in layers):
@@ -66,6 +68,18 @@ def begin(cache, body, args, kwargs) -> None:
         cache.open, cache.pieces = True, 1
         for layer in layers:
             layer.in_prompt = layer.later = layer.prefilling = True
+
+
+def _check_last(mask, tokens: int) -> None:
+    """ValueError if only the last logits of a pass are asked for, as `generate` does, and a row ends with
+    padding: such a query sees nothing that is defined."""
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        new = mask[:, -tokens:].bool()
+        if bool((new.any(-1) & ~new[:, -1]).any()):
+            raise ValueError(
+                "attention_mask: a row ends with padding, where the next token is asked for; expected padding "
+                "on the left"
+            )
 
 
 def end(cache) -> None:
@@ -149,8 +163,11 @@ def of_piece(given: Recorded, keys: Tensor, values: Tensor) -> Tensor:
 def join(layer, given: Recorded) -> None:
     """A piece joins those before it, as one pass."""
     raw = layer.raw or replace(given, **{n: getattr(given, n)[:, :, :0] for n in PARTS})
-    if len(raw.keys) != len(given.keys):
-        raise ValueError(f"batch of {len(given.keys)} rows, but the cache holds {len(raw.keys)}: use reset()")
+    batch, _, seen = raw.keys.shape[:3]
+    if batch != len(given.keys):
+        raise ValueError(f"batch of {len(given.keys)} rows, but the cache holds {batch}: use reset()")
+    before = raw.visibility.real(batch, seen, 0)[1] if seen else None
+    given.visibility.real(batch, given.keys.shape[2], seen, before)
     parts = {name: torch.cat([getattr(raw, name), getattr(given, name).detach()], 2) for name in PARTS}
     layer.raw = _shortened(layer, replace(given, **parts))
     layer.moved_bytes = 0

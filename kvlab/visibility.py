@@ -38,12 +38,17 @@ class Visibility:
         rule = None if local is None and allow_is_causal_skip else mask_function
         return cls(attention_mask, rule, local, allow_is_causal_skip)
 
-    def real(self, batch: int, tokens: int, seen: int) -> tuple[Tensor | None, list[int]]:
+    def real(
+        self, batch: int, tokens: int, seen: int, before: list[int] | None = None
+    ) -> tuple[Tensor | None, list[int]]:
         """Which new tokens are real, bool `[batch, tokens]` or None if all are, and their number per row.
 
-        ValueError if the padding mask is not `[batch, tokens seen + new]`. Computed once per pass.
+        before: how many of the tokens seen were real, per row (None: not compared). ValueError if the padding
+        mask is not `[batch, tokens seen + new]`, or has another number of them. Computed once per pass.
         """
         if self.padding is None:
+            if before and min(before) < seen:
+                raise ValueError(f"no attention_mask, but of {seen} tokens before this pass some are padding")
             return None, [tokens] * batch
         if self._found is not None and self._found[0] == (seen, tokens):
             return self._found[1]
@@ -51,6 +56,12 @@ class Visibility:
             raise ValueError(
                 f"attention_mask has shape {tuple(self.padding.shape)}: expected [batch, tokens seen + new] "
                 f"= {(batch, seen + tokens)}"
+            )
+        now = self.padding[:, :seen].bool().sum(-1).tolist()
+        if before and now != before:
+            raise ValueError(
+                f"attention_mask: {now} of the {seen} tokens before this pass are real, by row, and {before} "
+                "were when they came; a cache hides no token later"
             )
         real = self.padding[:, seen:].bool()
         counts = real.sum(-1).tolist()

@@ -345,3 +345,40 @@ def test_a_later_turn_that_ends_with_a_piece_of_one_token(spec):
             assert pieces and "shadowkv" in spec and "expected pieces of another size" in str(error)
             return
     assert (found[0] - found[1]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_mask_that_says_otherwise_of_earlier_tokens(seed):
+    """A row hides or shows tokens that came earlier, or nothing is said of padding: one line, in every
+    pass."""
+    random.seed(seed)
+    model, spec = tiny(random.choice(("llama", "mistral"))), random.choice(EVERY)
+    ids, mask = left_padded([prompt(random.randrange(3, 30)), prompt(30)])
+    cache = make(model, spec)
+    cut = random.choice((None, random.randrange(2, 28)))
+    for part in (slice(0, cut), slice(cut, None))[: 1 if cut is None else 2]:
+        seen = cut if part.start == 0 and cut else 30
+        with torch.no_grad():
+            model(ids[:, part], attention_mask=mask[:, :seen], past_key_values=cache)
+    for tokens in (1, 3):
+        wrong = torch.cat([mask, torch.ones(2, tokens)], 1).long()
+        row, column = random.randrange(2), random.randrange(30)
+        wrong[row, column] = 1 - wrong[row, column]
+        for told in (wrong, None):
+            if told is None and bool(mask.all()):
+                continue
+            with pytest.raises(ValueError, match=r"^(attention_mask: \[|no attention_mask, but)[^\n]*$"):
+                model(prompt(tokens, 2), attention_mask=told, past_key_values=copy.deepcopy(cache))
+
+
+def test_the_next_token_of_a_row_that_ends_with_padding():
+    model = tiny("llama")
+    ids, mask = prompt(9, rows=2), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    cache = kvlab.make_cache(model, "h2o")
+    with pytest.raises(ValueError, match="^attention_mask: a row ends with padding"):
+        model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=2)
+    alone = kvlab.Stepper(model, kvlab.make_cache(model, "h2o")).feed(ids[1:, :6])
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask, past_key_values=cache).logits
+    assert torch.allclose(whole[1, :6], alone[0], atol=1e-4)

@@ -48,7 +48,7 @@ def _ready(layer, given) -> Fused | None:
         return None
     if given.softcap is not None or given.sinks is not None or visibility.rule is not None:
         return None
-    if visibility.real(len(layer.lengths), 1, layer.seen)[0] is not None:
+    if visibility.real(len(layer.lengths), 1, layer.seen, layer.lengths)[0] is not None:
         return None
     if layer.in_prompt or layer.local is not None or layer.place.on_host:
         return None

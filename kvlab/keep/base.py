@@ -86,6 +86,7 @@ class Keep(Policy):
     def start(self, layer) -> State:
         if self.scores_keys and self.evicts and is_latent(layer.model):
             raise ValueError("latents are cached: there are no keys to compare")
+        checked.inherits(self)
         return KeepState(self)
 
     def observe(self, layer, received: Tensor | None) -> None:

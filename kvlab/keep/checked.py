@@ -13,6 +13,19 @@ from ..parameters import shown
 MOST = 2**32  # tokens: more than any limit
 
 
+def inherits(keep) -> None:
+    """ValueError for a class that inherits how another observes or scores, and takes away what that needs."""
+    for method in ("observe", "score"):
+        other = next(one for one in type(keep).__mro__ if method in vars(one))
+        lost = [name for name in ("observes", "reads_queries") if vars(other).get(name) is True]
+        lost = [f"{name} = True" for name in lost if not getattr(keep, name)]
+        for kind in ("per_slot", "per_row", "shared"):
+            lost += [f"{one!r} in {kind}" for one in getattr(other, kind) if one not in getattr(keep, kind)]
+        if lost:
+            name = type(keep).__name__
+            raise ValueError(f"{name}: {other.__name__}.{method}, which it inherits, needs {lost[0]}")
+
+
 def score(keep, layer, given) -> Tensor:
     """A keep's score, if it is valid: `[batch, kv_heads, slots]`, and no NaN for a token."""
     positions = layer.slot_positions

@@ -13,6 +13,8 @@ from ..store.growing import Packed
 from .device import DeviceState
 from .missed import missed
 
+OURS = __name__.partition(".")[0] + "."  # modules of kvlab, whose choices are not checked
+
 
 class HostState(DeviceState):
     """A host without a link: a step's tokens are copied when it needs them or, on a CPU, only counted.
@@ -53,7 +55,7 @@ class HostState(DeviceState):
         if not fetch.speculates or fetch.whole(layer.index):
             return None
         with layer.timed("selection"):
-            return fetch.speculate(self.view(layer), query)
+            return _checked(layer, fetch, fetch.speculate(self.view(layer), query), layer.slots)
 
     @staticmethod
     def reads_all(layer, query: Tensor) -> bool:
@@ -77,7 +79,7 @@ class HostState(DeviceState):
         fetch = self.policy.fetch
         chosen_now = not fetch.whole(layer.index) and not fetch.speculates
         with layer.timed("selection") if chosen_now else nullcontext():
-            return fetch.select(self.view(layer), query)
+            return _checked(layer, fetch, fetch.select(self.view(layer), query), layer.slots - 1)
 
     learns = property(lambda self: self.policy.fetch.learns)
     chooses = property(lambda self: self.policy.fetch.chooses)
@@ -122,7 +124,7 @@ class HostState(DeviceState):
         """The chosen slots and the newest one."""
         if slots is None:
             return None
-        return torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
+        return torch.cat([slots, slots.new_full((*slots.shape[:2], 1), layer.slots - 1)], dim=-1)
 
     def extended(self, layer, query: Tensor, held) -> Packed:
         """The tokens that such a pass attends to, which the fetch policy may learn from."""
@@ -142,3 +144,21 @@ class HostState(DeviceState):
     def slot_bytes(self, layer) -> int:
         """Bytes of one token's K and V in one head."""
         return layer.store.bytes_per_slot
+
+
+def _checked(layer, fetch, slots, past: int) -> Tensor | None:
+    """What a fetch policy chose, if it is valid: each of the `past` slots at most once. Another slot would be
+    one of another row or head."""
+    if slots is None or type(fetch).__module__.startswith(OURS):
+        return slots
+    shape = len(layer.lengths), layer.kv_heads
+    fits = isinstance(slots, Tensor) and slots.dtype == torch.int64 and slots.layout == torch.strided
+    if fits and not slots.is_meta and slots.dim() == 3 and slots.shape[:2] == shape:
+        ordered = slots.sort(-1).values
+        twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+        if not bool(twice.any() | (ordered < -1).any() | (ordered >= past).any()):
+            return slots
+    raise ValueError(
+        f"{type(fetch).__name__}, layer {layer.index}: expected slots to fetch as int64 [batch, kv_heads, n], "
+        f"{shape} first, each below {past} at most once, or -1"
+    )

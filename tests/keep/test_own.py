@@ -8,7 +8,7 @@ from fuzz.cases import SHAPE, _model
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, TOVA, AdaKV, Keep, SnapKV
+from kvlab.keep import H2O, RKV, TOVA, AdaKV, ExpectedAttention, Keep, SnapKV
 
 WRONG = {  # what becomes of a score [batch, kv_heads, slots]
     "one for all heads": lambda x: x[:, :1],
@@ -261,3 +261,19 @@ def test_what_a_keep_of_ones_own_remembers_is_looked_at(wrong, kind):
             for step in range(6):
                 stepper.feed(prompt(1, rows, step), last=True)
         assert stepper.cache.broken
+
+
+@pytest.mark.parametrize("base", [H2O, TOVA, SnapKV, ExpectedAttention, RKV])
+def test_a_class_that_takes_away_what_it_inherits_from(base):
+    """One line, as it is, and inside of AdaKV; with a score and an observation of its own it works."""
+    taken = {"observes": False, "reads_queries": False, "per_slot": (), "per_row": (), "shared": ()}
+    for name, value in taken.items():
+        if getattr(base, name) == value:
+            continue
+        own = type("Own", (base,), {name: value})
+        for keep in (own(0.4), AdaKV(own(0.4))):
+            with pytest.raises(ValueError, match=r"^Own: \w+\.\w+, which it inherits, needs [^\n]*$"):
+                kvlab.KVCache(tiny("llama"), keep=keep)
+    mine = {"score": lambda self, layer: layer.slot_positions.float(), "observe": lambda *_: None}
+    own = type("Own", (base,), mine | {"observes": False})
+    kvlab.decode(tiny("llama"), prompt(20), kvlab.KVCache(tiny("llama"), keep=own(0.4)), 3)

@@ -77,3 +77,50 @@ def test_a_gpus_skewing_matrices_are_made_on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: seen.append(self) or plain(self))
     skewing_matrices(torch.randn(2, 40, 8))
     assert len(seen) == 1
+
+
+CHOSEN = {  # what becomes of slots [batch, kv_heads, n]
+    "of another head": lambda x, slots: x + slots,
+    "the newest": lambda x, slots: x.clamp(min=slots - 1),
+    "below none": lambda x, slots: x - x - 2,
+    "twice": lambda x, slots: torch.cat([x, x], -1),
+    "one row": lambda x, slots: x[:0],
+    "no heads": lambda x, slots: x[:, 0],
+    "floats": lambda x, slots: x.float(),
+    "a list": lambda x, slots: x.tolist(),
+    "without numbers": lambda x, slots: x.to("meta"),
+}
+
+
+@pytest.mark.parametrize("link", [None, kvlab.place.ModelledLink(1e9)])
+@pytest.mark.parametrize("base", [kvlab.place.TopK, kvlab.place.InfiniGen])
+@pytest.mark.parametrize("wrong", CHOSEN)
+def test_a_fetch_of_ones_own_that_chooses_nonsense(wrong, base, link):
+    def spoilt(choose):
+        def chosen(self, layer, query):
+            slots = choose(self, layer, query)
+            return slots if slots is None or layer.lengths[0] < 14 else CHOSEN[wrong](slots, layer.slots)
+
+        return chosen
+
+    own = type("Own", (base,), {n: spoilt(getattr(base, n)) for n in ("select", "speculate")})
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, place=kvlab.place.Host(own(0.4), link)))
+    stepper.feed(prompt(12, rows=2))
+    with pytest.raises(ValueError, match=r"^Own, layer \d: expected slots to fetch [^\n]*$"):
+        for step in range(4):
+            stepper.feed(prompt(1, 2, step))
+
+
+def test_a_step_that_fetches_nothing_attends_to_itself():
+    model, said = tiny("llama"), []
+    for none in (lambda x: x[..., :0], lambda x: torch.full_like(x, -1)):
+
+        class Nothing(kvlab.place.TopK):
+            def select(self, layer, query):
+                return none(super().select(layer, query))  # noqa: B023
+
+        stepper = kvlab.Stepper(model, kvlab.KVCache(model, place=kvlab.place.Host(Nothing())))
+        stepper.feed(prompt(12))
+        said.append(stepper.feed(prompt(1)))
+    assert torch.allclose(*said, atol=1e-5)
