@@ -77,8 +77,8 @@ def _check_last(mask, tokens: int) -> None:
         new = mask[:, -tokens:].bool()
         if bool((new.any(-1) & ~new[:, -1]).any()):
             raise ValueError(
-                "attention_mask: a row ends with padding, where the next token is asked for; expected padding "
-                "on the left"
+                "attention_mask: a row ends with padding, where the next token is asked for; expected "
+                "padding on the left"
             )
 
 

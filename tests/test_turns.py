@@ -376,7 +376,7 @@ def test_the_next_token_of_a_row_that_ends_with_padding():
     ids, mask = prompt(9, rows=2), torch.ones(2, 9, dtype=torch.long)
     mask[1, 6:] = 0
     cache = kvlab.make_cache(model, "h2o")
-    with pytest.raises(ValueError, match="^attention_mask: a row ends with padding"):
+    with pytest.raises(ValueError, match=r"^attention_mask: a row ends with padding"):
         model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=2)
     alone = kvlab.Stepper(model, kvlab.make_cache(model, "h2o")).feed(ids[1:, :6])
     with torch.no_grad():

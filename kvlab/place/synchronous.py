@@ -159,6 +159,6 @@ def _checked(layer, fetch, slots, past: int) -> Tensor | None:
         if not bool(twice.any() | (ordered < -1).any() | (ordered >= past).any()):
             return slots
     raise ValueError(
-        f"{type(fetch).__name__}, layer {layer.index}: expected slots to fetch as int64 [batch, kv_heads, n], "
+        f"{type(fetch).__name__}, layer {layer.index}: expected slots to fetch, int64 [batch, kv_heads, n], "
         f"{shape} first, each below {past} at most once, or -1"
     )
