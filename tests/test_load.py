@@ -95,7 +95,7 @@ def test_a_hub_id_that_is_only_half_there_is_one_line(tmp_path, monkeypatch, los
 
 
 @pytest.mark.parametrize("name", SAID)
-@pytest.mark.parametrize("content", [b'{"eos_token_id": [0, 1', bytes(60), b"[1]", None])
+@pytest.mark.parametrize("content", [b'{"eos_token_id": [0, 1', bytes(60), b"[1]", b"\xef\xbb\xbf{}", None])
 def test_what_transformers_passes_over_is_named(tmp_path, name, content):
     """Also a link whose end did not come."""
     folder = shutil.copytree(models.EMBEDDED["workshop"], tmp_path / "model")
@@ -106,6 +106,27 @@ def test_what_transformers_passes_over_is_named(tmp_path, name, content):
         (folder / name).write_bytes(content)
     with pytest.raises(ValueError, match=r"^no (model|tokenizer) could be loaded from [^\n]*whole"):
         kvlab.load(folder)
+
+
+def test_a_text_of_other_tokens_is_noticed(tmp_path):
+    """merges.txt lacks its end, or lines; or an empty template makes every chat empty."""
+    folder = shutil.copytree(models.EMBEDDED["workshop"], tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(" ")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is empty"):
+        kvlab.load(folder)
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    kvlab.load()[1].backend_tokenizer.model.save(str(folder))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    kvlab.load(folder)
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    for seed in range(6):
+        dice = random.Random(seed)
+        lost = set(dice.sample(range(1, len(lines)), dice.randrange(20, 2000)))
+        less = lines[: -len(lost)] if seed % 2 else [x for at, x in enumerate(lines) if at not in lost]
+        (folder / "merges.txt").write_text("\n".join(less), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"^no (model|tokenizer) could be loaded from [^\n]*whole"):
+            kvlab.load(folder)
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Gemma 2"])

@@ -16,6 +16,7 @@ from ..errors import first_line
 SUMS = "sha256.txt"
 # What transformers passes over without a word when it cannot read it: end tokens, penalties, special tokens.
 SAID = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+UNMADE = 16  # words of a vocabulary that need no merge, such as special tokens, or one in 500
 
 
 def unlike(found: dict) -> str | None:
@@ -88,13 +89,23 @@ def damage(folder: Path) -> str | None:
 
 
 def check_said(folder: Path) -> None:
-    """ValueError naming the first of `SAID` that is there and is no JSON object."""
+    """ValueError naming the first of `SAID` that is there and is no JSON object, a chat template that is
+    empty, or merges that do not make a vocabulary's words: a text would become other tokens."""
     for file in (folder / name for name in SAID):
         if not os.path.lexists(file):
             continue
         try:
-            said = json.loads(file.read_bytes())
+            said = json.loads(file.read_text(encoding="utf-8"))  # bytes would take what transformers does not
         except (OSError, ValueError) as error:
             raise ValueError(f"{file.name}: {first_line(error)}") from error
         if not isinstance(said, dict):
             raise ValueError(f"{file.name}: expected an object, not {type(said).__name__}")
+    template, words, merges = (folder / name for name in ("chat_template.jinja", "vocab.json", "merges.txt"))
+    if template.is_file() and not template.read_text(encoding="utf-8").strip():
+        raise ValueError(f"{template.name} is empty")
+    if words.is_file() and merges.is_file() and not (folder / "tokenizer.json").exists():
+        made = {line.replace(" ", "") for line in merges.read_text(encoding="utf-8").splitlines()}
+        known = json.loads(words.read_text(encoding="utf-8"))
+        lost = [word for word in known if len(word) > 1 and word not in made]
+        if len(lost) > max(UNMADE, len(known) // 500):
+            raise ValueError(f"{merges.name} makes none of {len(lost)} words of {words.name}: it is cut")
