@@ -1,5 +1,11 @@
 """kvlab: a course and a laboratory about the KV cache of language models."""
 
+import signal
+import sys
+
+if sys.argv[:1] == ["-m"]:  # `python -m kvlab`: Ctrl-C while torch is imported ends it without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from . import keep, place, store
 from .ask import ask
 from .bill import bill

@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from .harness import beside
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(beside("eval", "start").kvlab())
