@@ -270,7 +270,7 @@ def _for_instructors(folder: Path) -> None:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         page = PAGE.sub(lambda link: link[0] if link[2] in GUIDES else link[1], page)
         page = page.replace("](../kvlab/", "](source/kvlab/")
-        for here, there in COMMANDS:
+        for here, there in (*REWORDED, *COMMANDS):
             page = page.replace(here, there)
         (folder / name).write_text(page, encoding="utf-8")
         for picture in re.findall(r"\]\((figures/[\w.-]+)\)", page):
