@@ -69,6 +69,8 @@ class KVCache(Bound):
         self.switch, self.thread = Switch(model), OneThread()
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self.bind()
+        if any(getattr(layer.keep, "policy", None) is not keep for layer in self.attending):
+            raise ValueError(f"{type(keep).__name__}.start: expected the keep's own state, Keep.start(layer)")
         if keep.rereads and keep.evicts:
             check_rereads(keep, self, place)
 

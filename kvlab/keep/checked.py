@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from .. import late
-from ..parameters import shown
+from ..parameters import check_kind, check_whole, shown
 
 MOST = 2**32  # tokens: more than any limit
 
 
 def inherits(keep) -> None:
-    """ValueError for a class that inherits how another observes or scores, and takes away what that needs."""
+    """ValueError for a class that inherits how another observes or scores, and takes away what that needs; or
+    whose lists are none."""
+    for kind in ("per_slot", "per_row", "shared"):
+        check_kind(f"{type(keep).__name__}.{kind}", getattr(keep, kind), tuple, "names, as a tuple")
+    if keep.last_queries is not None:
+        check_whole(f"{type(keep).__name__}.last_queries", keep.last_queries, 1)
     for method in ("observe", "score"):
         other = next(one for one in type(keep).__mro__ if method in vars(one))
         lost = [name for name in ("observes", "reads_queries") if vars(other).get(name) is True]

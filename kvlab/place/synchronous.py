@@ -13,8 +13,6 @@ from ..store.growing import Packed
 from .device import DeviceState
 from .missed import missed
 
-OURS = __name__.partition(".")[0] + "."  # modules of kvlab, whose choices are not checked
-
 
 class HostState(DeviceState):
     """A host without a link: a step's tokens are copied when it needs them or, on a CPU, only counted.
@@ -149,7 +147,7 @@ class HostState(DeviceState):
 def _checked(layer, fetch, slots, past: int) -> Tensor | None:
     """What a fetch policy chose, if it is valid: each of the `past` slots at most once. Another slot would be
     one of another row or head."""
-    if slots is None or type(fetch).__module__.startswith(OURS):
+    if slots is None or fetch.ours:
         return slots
     shape = len(layer.lengths), layer.kv_heads
     fits = isinstance(slots, Tensor) and slots.dtype == torch.int64 and slots.layout == torch.strided

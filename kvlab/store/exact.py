@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import kind_and_line
 from ..policy import Policy
 
 Parts = tuple[Tensor, ...]  # tensors in their stored form: codes, scales, ...
@@ -64,3 +65,23 @@ class Exact(Policy):
         """True bits for each number of one row's K or V, scales and all: those of the tensors that `write`
         returns. shape: KV heads, tokens, head dimension; dtype: the model's."""
         return dtype.itemsize * 8
+
+
+def check_own(form: Exact, width: int) -> None:
+    """ValueError for a format of one's own that does not write every token of a row and a head, or does not
+    read it again, tried with numbers between -1 and 1."""
+    if form.ours:
+        return
+    x = torch.linspace(-1, 1, 12 * width).view(2, 2, 3, width)
+    try:
+        parts = form.encode(x, None, form.given(2))
+        each = parts[: len(parts) - form.fixed_parts]
+        back = form.decode(parts, x.dtype)
+        found = [*(tuple(part.shape[:3]) for part in each), (*back.shape, back.dtype)]
+    except Exception as error:
+        raise ValueError(f"{type(form).__name__}: {kind_and_line(error)}") from error
+    if found != [x.shape[:3]] * len(each) + [(*x.shape, x.dtype)]:
+        raise ValueError(
+            f"{type(form).__name__}: expected parts [batch, kv_heads, tokens, width], and again "
+            f"{tuple(x.shape)} of {x.dtype}, got {found}"
+        )

@@ -13,7 +13,7 @@ from ..gather import begun, by_token, gather_slots, with_room
 from ..late import Late
 from ..parameters import FEW, check_kind, check_whole
 from ..policy import Policy, State
-from .exact import Exact, Parts
+from .exact import Exact, Parts, check_own
 from .exact_sinks import ExactSinks
 
 LEAST_ROOM = 16  # slots
@@ -60,8 +60,9 @@ class Growing(Policy):
 
     def check(self, key: int, value: int, window: int | None) -> None:
         """ValueError for head dimensions, or a sliding window, that it cannot hold."""
-        self.format.check(key)
-        self.values.check(value)
+        for form, width in ((self.format, key), (self.values, value)):
+            form.check(width)
+            check_own(form, width)
 
     def reserved(self, held: int, context: int) -> int:
         """Slots reserved for a row that holds `held` tokens, where the text may grow to `context`."""

@@ -277,3 +277,15 @@ def test_a_class_that_takes_away_what_it_inherits_from(base):
     mine = {"score": lambda self, layer: layer.slot_positions.float(), "observe": lambda *_: None}
     own = type("Own", (base,), mine | {"observes": False})
     kvlab.decode(tiny("llama"), prompt(20), kvlab.KVCache(tiny("llama"), keep=own(0.4)), 3)
+
+
+def test_lists_and_states_that_are_none():
+    ways = [{name: value} for name in ("per_slot", "per_row") for value in (None, "x", ["x"])]
+    ways += [{"last_queries": value} for value in ("x", 0, -1, 2.5)]
+    for base in (H2O, SnapKV, TOVA):
+        for way in ways:
+            with pytest.raises((ValueError, TypeError), match=r"^(Own\.)?\w+=?[^\n]*$"):
+                kvlab.KVCache(tiny("llama"), keep=type("Own", (base,), way)(0.4))
+        for state in (lambda *_: None, lambda self, layer: H2O(0.2).start(layer)):
+            with pytest.raises((ValueError, TypeError), match=r"^Own\.start[^\n]*$"):
+                kvlab.KVCache(tiny("llama"), keep=type("Own", (base,), {"start": state})(0.4))

@@ -107,7 +107,7 @@ def test_a_fetch_of_ones_own_that_chooses_nonsense(wrong, base, link):
     model = tiny("llama")
     stepper = kvlab.Stepper(model, kvlab.KVCache(model, place=kvlab.place.Host(own(0.4), link)))
     stepper.feed(prompt(12, rows=2))
-    with pytest.raises(ValueError, match=r"^Own, layer \d: expected slots to fetch [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^Own, layer \d: expected slots to fetch, [^\n]*$"):
         for step in range(4):
             stepper.feed(prompt(1, 2, step))
 

@@ -7,8 +7,10 @@ import torch
 from drawn import FORMS, numbers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import prompt, tiny
 
-from kvlab.store import Exact
+import kvlab
+from kvlab.store import Exact, Float8, Int
 
 
 @given(data=st.data())
@@ -46,3 +48,32 @@ def test_not_finite_is_refused(form, bad):
     x[0, 0, 1, 3] = bad
     with pytest.raises(ValueError, match=r"NaN|infinity"):
         form.encode(x)
+
+
+WRONG = {  # what becomes of a part, or of the numbers that were read
+    "one row": lambda x: x[:1],
+    "one head": lambda x: x[:, :1],
+    "one token": lambda x: x[:, :, :1],
+    "an axis more": lambda x: x[..., None],
+    "nothing": lambda x: None,
+    "a list": lambda x: x.tolist(),
+    "an error": lambda x: 1 / 0,
+}
+OF_NUMBERS = {"wide": lambda x: x.double(), "short": lambda x: x[..., 1:], "without numbers": lambda x: [x]}
+
+
+@pytest.mark.parametrize("base", [Exact(), Int(8), Int(4), Float8()])
+def test_a_format_of_ones_own_that_writes_or_reads_nonsense(base):
+    """One line when the cache is made; one that does neither works, and rounds as what it comes from."""
+    model, kind = tiny("llama"), type(base)
+    given = {name: getattr(base, name) for name in kind.__dataclass_fields__}
+    ways = {("write", lambda x, bad=bad: (bad(x[0]), *x[1:])) for bad in WRONG.values()}
+    ways |= {("decode", bad) for bad in (WRONG | OF_NUMBERS).values()}
+    for name, bad in ways:
+        spoilt = lambda *args, name=name, bad=bad: bad(getattr(kind, name)(*args))
+        own = type("Own", (kind,), {name: spoilt})
+        with pytest.raises(ValueError, match=r"^Own: [^\n]*$"):
+            kvlab.KVCache(model, store=own(**given))
+    ids, own = prompt(20), type("Own", (kind,), {})
+    told = [kvlab.decode(model, ids, kvlab.KVCache(model, store=form), 4) for form in (own(**given), base)]
+    assert torch.allclose(told[0].logprobs, told[1].logprobs, atol=1e-4)
