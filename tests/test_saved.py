@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvlab.decode import Stepper
 from kvlab.faster import compiled, lodger
 from kvlab.finding import PROFILED
 from kvlab.saved import model_digest
+from kvlab.scratch import written_whole
 
 METHODS = [method for method in kvlab.METHODS if method not in ("recompute", "padded")] + [*PROFILED]
 MORE = [
@@ -62,6 +64,24 @@ def test_another_process_reads_every_method(tmp_path):
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=root, check=True)
     for method, (path, logits) in expected.items():
         assert torch.allclose(torch.load(path), logits, atol=1e-4), method
+
+
+def test_a_full_disk_costs_nothing_that_was_there(tmp_path):
+    path = tmp_path / "cache.safetensors"
+    cache = kvlab.make_cache(tiny("llama"), "full")
+    cache.model(torch.arange(40).view(1, -1), past_key_values=cache)
+    cache.save(path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(ValueError, match="no cache can be written there"):
+            cache.save(path)
+        with pytest.raises(OSError, match=path.name), written_whole(path) as part:
+            part.write_bytes(before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "gpt2"])

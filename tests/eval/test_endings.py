@@ -124,7 +124,10 @@ def test_every_error_of_the_system_is_one_line(quick, tmp_path, monkeypatch, cap
     assert line == f"error: {tmp_path / 'out' / 'run.json'}: {os.strerror(number)}"
 
 
-@pytest.mark.parametrize("words", [["-c", "from eval.start import kvlab; kvlab()"], ["-m", "eval", "report"]])
+@pytest.mark.parametrize(
+    "words",
+    [["-c", "from eval.start import kvlab; kvlab()"], ["-m", "eval", "report"], ["-m", "kvlab", "ask"]],
+)
 def test_ctrl_c_while_packages_are_imported_is_no_traceback(tmp_path, words):
     (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     done = python(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
