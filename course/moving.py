@@ -68,6 +68,7 @@ class Moving(Drawing):
         told = escape(" ".join(sentence for _, sentence in self.scenes), quote=False)
         script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
         head, body = super().svg().split("</title>\n")
+        head = head.replace(" role=", ' style="max-width: 100%; height: auto" role=', 1)  # a narrow window
         return (
             f"{head}</title>\n<desc>{told}</desc>\n<metadata>{story}</metadata>\n"
             + body.removesuffix("</svg>\n")
