@@ -33,7 +33,10 @@ def no_value(results: list) -> str:
 def not_a_number(result) -> str:
     """What there is to say of a result that holds NaN."""
     if isinstance(result, Tensor) and result.isnan().any():
-        return "the result holds NaN: something is divided by zero, or infinity is taken from infinity"
+        return (
+            "the result holds NaN: of 0 / 0, of infinity minus infinity, "
+            "or of the root or logarithm of a negative number"
+        )
     return ""
 
 

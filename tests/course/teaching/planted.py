@@ -4,12 +4,14 @@
     a right answer
 
     - part => what is there instead
-    > the sentence that is said; … is for what differs from draw to draw
+    >n the sentence that is said; … is for what differs from draw to draw
     -
     an answer of its own
-    > the sentence
+    >s? the sentence
 
-Each sentence was read and found true of its mistake, and none is taken from the lists that the checks have.
+n: it names the mistake; s: it tells a symptom; w: it says little more than "wrong". Each sentence was read
+beside its mistake: ? is behind those that are true but vague, ! would be behind a false one. The page of all
+rows is made by `python tests/course/teaching/planted.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,20 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+PAGE = Path(__file__).resolve().parents[3] / "course" / "instructor" / "mistakes.md"
+TELLS = {"n": "names it", "s": "a symptom", "w": "only wrong"}
+JUDGED = {"": "true", "?": "true but vague", "!": "false"}
+
 
 class Planted(NamedTuple):
+    """change: what was changed in the right answer, or the whole answer. tells, judged: see above."""
+
     exercise: str
+    change: str
     code: str
     sentence: str
+    tells: str
+    judged: str
 
 
 def read() -> tuple[dict[str, str], list[Planted]]:
@@ -38,10 +49,45 @@ def read() -> tuple[dict[str, str], list[Planted]]:
 
 
 def _row(name: str, right: str, part: str) -> Planted:
-    edit, _, rest = part.partition("\n")
-    code, _, sentence = rest.rpartition("> ") if rest.startswith("> ") else rest.rpartition("\n> ")
-    if edit:
-        old, _, new = edit.strip().replace("\\n", "\n").partition(" =>")
+    body, tells, judged, sentence = re.fullmatch(r"(.*)^>([nsw])([?!]?) (.*?)\s*", part, re.S | re.M).groups()
+    code = body.strip("\n")
+    if not body.startswith("\n"):  # a part of the right answer, and what is there instead
+        old, _, new = body.strip().replace("\\n", "\n").partition(" =>")
         assert old in right, f"{name}: {old}"
         code = right.replace(old, new.removeprefix(" "))
-    return Planted(name, code, sentence.strip())
+    return Planted(name, body.strip("\n").strip(), code, sentence, tells, judged)
+
+
+def page() -> str:
+    """All rows as a page of Markdown, with the counts of each exercise on top."""
+    rows = read()[1]
+    parts = [HEAD, _table("exercise|mistakes|" + "|".join([*TELLS.values(), *JUDGED.values()]))]
+    for name in [*dict.fromkeys(row.exercise for row in rows), "all"]:
+        some = [row for row in rows if name in (row.exercise, "all")]
+        counts = [sum(row.tells == kind for row in some) for kind in TELLS]
+        counts += [sum(row.judged == mark for row in some) for mark in JUDGED]
+        parts.append(f"| {' | '.join(map(str, [name, len(some), *counts]))} |")
+    parts += ["", _table("exercise|planted|what the check says|it tells|a reader")]
+    for row in rows:
+        shown = f"`` {' ⏎ '.join(row.change.splitlines())} ``".replace("|", "\\|")
+        told = row.sentence.replace("|", "\\|").replace("<", "&lt;")
+        parts.append(f"| {row.exercise} | {shown} | {told} | {TELLS[row.tells]} | {JUDGED[row.judged]} |")
+    return "\n".join(parts) + "\n"
+
+
+HEAD = """# Planted mistakes
+
+What the checks say of wrong answers that were planted in right ones; a test compares, and
+`python tests/course/teaching/planted.py` makes this page. *names it*: the sentence says what is wrong in the
+answer. *a symptom*: it says what is seen in the result, truly. *only wrong*: it says little more than that.
+The last column is a reader's, who read each sentence beside its mistake.
+"""
+
+
+def _table(columns: str) -> str:
+    names = columns.split("|")
+    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
