@@ -9,25 +9,39 @@ from dataclasses import dataclass
 
 from nbformat.v4 import new_markdown_cell
 
-from .editions import learner
+from .editions import BEGIN, END, INSTEAD, learner
 
 WORDS, LINES = 120, 15  # words spoken and lines of code read in a minute
 CELL, FIGURE, HANDS, REVIEW = 0.5, 1.0, 2.0, 2.0  # minutes: run a cell, see a figure, vote, compare answers
 QUESTIONS = 1.2  # learners ask: every taught minute takes this many
+VALUE, LINE = 1.0, 3.0  # minutes at a small gap for a middle learner, as instructor/room.md estimates them
+OPTIONAL = "optional)"  # what the heading of a section ends with that nobody has to do
 
 
 @dataclass
 class Section:
     """A section of a chapter.
 
-    minutes: by the numbers above. cells: the numbers of its code cells, as Jupyter counts them. exercise: its
-    number, or 0.
+    told: minutes to say it, run it and look at it. gaps: at its small gaps. stated: what an exercise says
+    that it takes. cells: the numbers of its code cells, as Jupyter counts them. exercise: its number, or 0.
     """
 
     heading: str
-    minutes: float = 0.0
+    told: float = 0.0
+    gaps: float = 0.0
+    stated: float = 0.0
     cells: tuple[int, ...] = ()
     exercise: int = 0
+    done: bool = False  # the gap of the exercise has come
+
+    @property
+    def minutes(self) -> float:
+        """In a room, with questions, and with the comparing of answers after an exercise."""
+        return QUESTIONS * self.told + self.gaps + (self.stated + REVIEW if self.exercise else 0.0)
+
+    @property
+    def optional(self) -> bool:
+        return self.heading.endswith(OPTIONAL)
 
     @property
     def numbers(self) -> str:
@@ -40,30 +54,38 @@ def sections(notebook) -> list[Section]:
     """The sections of a chapter, its title and *At a glance* as the first.
 
     Cells are counted in the learner edition, whose questions have cells that the solved notebook lacks; the
-    minutes are those of the solved one.
+    minutes are those of the solved one. What an exercise states pays for its text and for the cell with its
+    gap; what comes after that cell counts as everywhere else.
     """
     found, number = [Section("Title and at a glance")], 0
     solved = {cell.id: cell for cell in notebook.cells}
     for shown in learner(notebook).cells:
-        cell = solved.get(shown.id)  # None: a cell for an answer, which the hands at *Predict* pay for
+        cell, paid = solved.get(shown.id), found[-1].exercise and not found[-1].done
         if shown.cell_type == "code":
             number += 1
-            found[-1].minutes += code_minutes(cell) if cell else 0.0
             found[-1].cells += (number,)
+            if cell and not paid:  # no cell: one for an answer, which the hands at *Predict* pay for
+                found[-1].told += code_minutes(cell)
+                found[-1].gaps += gap_minutes(cell.source)
+            found[-1].done = found[-1].done or BEGIN in (cell.source if cell else "")
             continue
         for part in re.split(r"(?m)^(?=## )", cell.source):
             heading = part.splitlines()[0].removeprefix("## ") if part.startswith("## ") else ""
             if heading and heading != "At a glance":
                 found.append(Section(heading, HANDS * (heading == "Predict")))
-            found[-1].minutes += spoken(part)
-    for section in found:
-        stated = re.match(r"Exercise ?(\d*).*\((\d+) minutes", section.heading)
-        if stated:
-            section.exercise = int(stated[1] or 1)
-            section.minutes = int(stated[2]) + REVIEW
-        else:
-            section.minutes *= QUESTIONS
+                if stated := re.match(r"Exercise ?(\d*).*\((\d+) minutes", heading):
+                    found[-1].exercise, found[-1].stated = int(stated[1] or 1), int(stated[2])
+            if not found[-1].exercise or found[-1].done:
+                found[-1].told += spoken(part)
     return found
+
+
+def gap_minutes(source: str) -> float:
+    """Minutes at the gaps of a cell: VALUE for each in which a value takes the place of dots, else LINE."""
+    values = r"#? *[\w, ]+ = (?:\.\.\.(?:, )?)+(?: *#.*)?"
+    parts = re.findall(rf"{BEGIN}\n(.*?)\n *{END}", source, re.S)
+    instead = [part.partition(f"{INSTEAD}\n")[2].strip() for part in parts]
+    return sum(VALUE if re.fullmatch(values, one) else LINE for one in instead)
 
 
 def spoken(text: str) -> float:

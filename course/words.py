@@ -22,6 +22,7 @@ BUDGETS = 0.2, 0.05
 FORMATS = ("int8", "fp8", "int4", "int4:rotate=true", "int4:axis=channel", "int2", "kivi4", "kivi2", "mixed",
            "turboquant", "kvquant")  # fmt: skip
 KEEPS = ("random", "sinks", "h2o", "tova", "snapkv", "keydiff", "kvzip", "topk", "infinigen", "quest")
+FIRST = "h2o:budget=0.03"  # what the course begins with: few enough tokens that the city goes
 CODE = "Write a Python function that returns the n-th Fibonacci number."
 
 
@@ -33,6 +34,7 @@ def clause(model, tokenizer) -> list[list[str]]:
         "offload",
         *FORMATS,
         *(f"{method}:budget={share}" for share in BUDGETS for method in KEEPS),
+        FIRST,
     )
     whole = tokenizer(context + question, return_tensors="pt").input_ids  # [1, tokens]
     before, wrote = tokenizer(context, return_tensors="pt").input_ids.shape[1], {}

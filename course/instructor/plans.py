@@ -36,17 +36,14 @@ AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 
 BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
 
 START = Chapter(0, home=("How to read timings", "Exercise"), late=("Three questions",))
-BYTES = Chapter(
-    2,
-    (2,),
-    home=("The same answer?", "What the cache holds", "What it costs"),
-    late=("How many bytes", "exercise 2"),
+SHORT_START = replace(
+    START, home=(*START.home, "Three questions", "The same on a model people know"), late=()
 )
+BYTES = Chapter(2, home=("What it costs",), late=("How many bytes",))
 LOOP = Chapter(
     1,
-    (3,),
-    home=("What the cache holds", "What it costs"),
-    late=("exercise 3", "The same answer?"),
+    home=("The same answer?", "What the cache holds", "What it costs"),
+    late=("The same on a model people know",),
 )
 LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
     6,
@@ -54,7 +51,6 @@ LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
         "A cache that does not fit",
         "How it works",
         "Your cache moves to the host",
-        "The same answer?",
         "The same on a model people know",
         "What it costs",
         "Common mistakes",
@@ -63,37 +59,30 @@ LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
 )
 REHEARSAL = Chapter(
     7,
-    (1, 3),
-    home=("What it costs",),
-    late=("A few columns", "exercise 1"),
+    (1,),
+    home=("A few columns", "What it costs"),
+    late=("exercise 1",),
     rest="How it works",
 )
 
 FEW_BYTES = Chapter(
     2,
-    (3,),
     home=(*BYTES.home, "How many bytes", "What limits one step", "The same on a model people know"),
-    late=("exercise 3",),
 )
-KEPT = Chapter(
-    5,
-    (3,),
-    home=("What the cache holds", "Are the first tokens special?", "What it costs"),
-    late=("exercise 3",),
-)
+KEPT = Chapter(5, home=("The pain", "What it costs"))
 
 STEP = Chapter(  # learners write the step that decodes the model, and see their cache answer
     2,
     (1,),
-    home=("The same answer?", "What the cache holds", "What it costs"),
+    home=("What it costs",),
     late=("What limits one step", "How many bytes"),
 )
-SHORT_STEP = replace(STEP, home=(*STEP.home, "What limits one step"), late=("How many bytes",))
-RULE = Chapter(  # learners write what stays
-    5,
-    (1,),
-    home=("What the cache holds", "What it costs", "Are the first tokens special?"),
+SHORT_STEP = replace(
+    STEP,
+    home=(*STEP.home, "What limits one step", "How many bytes", "The same on a model people know"),
+    late=(),
 )
+RULE = Chapter(5, (1,), home=("The pain", "What it costs"))  # learners write what stays
 DECIDE = Chapter(  # the end of chapter 9: the reader's own guess, and the decision
     9,
     home=(
@@ -101,9 +90,7 @@ DECIDE = Chapter(  # the end of chapter 9: the reader's own guess, and the decis
         "Predict",
         "KeyDiff: keep what is unlike the rest",
         "KVzip: read it again",
-        "Ragged heads: not every head needs the same",
         "Quest: bounds instead of keys",
-        "Rotation: no channel stands out",
         "Caches that are trained or written",
         "What it costs",
         "Key points",
@@ -120,11 +107,11 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                     "arrivals; everyone opens `page.html`, in which a model runs without any installation", 20
                 ),
                 Pause("the talk, `slides/talk.html`; meanwhile `sh start.sh --check` on every machine", 20),
-                START,
+                SHORT_START,
                 FEW_BYTES,
                 BREAK,
                 KEPT,
-                Pause("what next: chapters 1, 4 and 6 at home", 10),
+                Pause("what next: chapters 1, 4 and 6 at home", 5),
             ),
         )
     ],
@@ -151,7 +138,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "18:00",
             (
                 DOCTOR_ALL,
-                START,
+                replace(START, home=(*START.home, "Three questions"), late=()),
                 LOOP,
                 BREAK,
                 BYTES,
@@ -159,27 +146,16 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     4,
                     (1,),
-                    home=(
-                        "The same answer?",
-                        "What it costs",
-                        "The bill so far",
-                    ),
-                    late=("exercise 1", "Bits and answers"),
+                    home=("What it costs", "The bill so far"),
+                    late=("exercise 1",),
                 ),
-                Pause("lunch", 50),
+                Pause("lunch", 45),
                 KEPT,
                 STRETCH,
                 Chapter(
                     6,
-                    (3,),
-                    home=(
-                        "A cache that does not fit",
-                        "The same answer?",
-                        "What it costs",
-                        "Common mistakes",
-                        "The bill so far",
-                    ),
-                    late=("How it works", "exercise 3"),
+                    home=("A cache that does not fit", "What it costs", "Common mistakes", "The bill so far"),
+                    late=("How it works",),
                 ),
                 BREAK,
                 REHEARSAL,
@@ -187,8 +163,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     8,
                     (1,),  # a method of one's own: the chapter's heart
-                    home=("What it costs", "Clause 17", "Your own document"),
-                    late=("The pain",),
+                    home=("The pain", "What it costs", "Clause 17", "Your own document"),
                 ),
                 AGAIN,
             ),
@@ -231,9 +206,9 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 BREAK,
                 Chapter(
                     9,
-                    (1, 3),
+                    (2, 3),
                     home=("What it costs",),
-                    late=("Rotation: no channel stands out", "exercise 3"),
+                    late=("exercise 3",),
                     rest="KVzip: read it again",
                 ),
             ),

@@ -83,7 +83,7 @@ def picture(*methods: str) -> tuple[Figure, str]:
         axes.set_ylim(len(methods) - 0.5, -0.7)
         axes.set_xlim(0, 32.5)
         axes.set_xlabel(f"GB: weights (grey), {TOKENS:,} tokens (coloured)")
-    fits = [line.method for line in asked.lines if line.users is None or line.users >= 1]
+    fits = [line.method for line in asked.lines if _fits(line)]
     too_large = [line.method for line in asked.lines if line.method not in fits]
     sentence = (
         f"The weights take {weights:.1f} of {memory:g} GB. "
@@ -93,8 +93,17 @@ def picture(*methods: str) -> tuple[Figure, str]:
     return axes.figure, sentence
 
 
+def fitting(*methods: str) -> int:
+    """How many of these caches fit beside the weights."""
+    return sum(map(_fits, bill(*methods).lines))
+
+
+def _fits(line) -> bool:
+    return line.users is None or line.users >= 1
+
+
 def _said(line) -> str:
-    if line.users is not None and line.users < 1:
+    if not _fits(line):
         return "does not fit"
     step = f"{line.step:.1f} s" if line.step >= 1 else f"{line.step * 1e3:.0f} ms"
     return f"{step} ({line.first})"

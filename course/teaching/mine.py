@@ -155,11 +155,11 @@ def write(model, tokenizer, text: str, cache: Cache, new: int = 12) -> str:
     return tokenizer.decode(said)
 
 
-def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
+def clause17(model, tokenizer, made: Callable[[], Cache]) -> int | None:
     """Ask a cache about clause 17 of six leases, which differ in the name that this clause gives.
 
-    Prints the first clause, question and answer, how many answers are right, and what the cache holds. A
-    cache that is not finished gets one line.
+    Prints the first clause, question and answer, how many answers are right, and what the cache holds.
+    Returns how many are right; None for a cache that is not finished, which gets one line.
     """
     asked, said, cache = lease.asked_of_workshop(), [], None
     try:
@@ -171,7 +171,7 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
         stats = cache.stats()
     except Exception as error:  # a learner's own code: whatever it raises is an answer
         print(not_yet(made, error))
-        return
+        return None
     right = sum(bool(one) and name.startswith(one) for one, (_, _, name) in zip(said, asked, strict=True))
     print(
         f'Clause 17: "{lease.DOG.format(asked[0][2])}"  You: "{asked[0][1].strip()}"  Your cache: "{said[0]}"'
@@ -182,7 +182,14 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
         f" {stats.moved_bytes / 1e3:,.0f} kB moved by the last step"
     )
     if not stats.tokens_held:
-        print("It holds nothing: what a step returns must be assigned to self.K[layer] and self.V[layer].")
+        print(
+            "It holds nothing: a step sees its own tokens alone until self.K[layer] and self.V[layer]"
+            " are set."
+        )
+    return right
+
+
+check.ASKS["clause17"] = clause17
 
 
 def not_yet(made, error: Exception) -> str:

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from course import editions, text
-from course.clock import QUESTIONS, sections
+from course.clock import sections
 from course.teaching.check.key import exercise_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,11 +56,19 @@ def test_every_image_has_an_alternative_text(name):
 @pytest.mark.parametrize("name", BOOKS)
 def test_the_frame_is_the_same_in_every_chapter(name):
     book = BOOKS[name]
-    teach, exercises = editions.minutes(book)
+    teach, exercises, optional = editions.minutes(book)
     glance = next(cell.source for cell in book.cells if cell.source.startswith("## At a glance"))
-    assert f"| teaching | {teach} minutes |" in glance and f"| exercises | {exercises} minutes |" in glance
-    taught = [part for part in sections(book) if not (part.exercise or part.heading.startswith(AT_HOME))]
-    assert abs(sum(part.minutes for part in taught) / QUESTIONS - teach) <= 1 and teach + exercises <= 75
+    for row in (f"| teaching | {teach} minutes, with", f"| exercises | {exercises} minutes |"):
+        assert row in glance
+    assert (f"| optional | {optional} minutes more, in the sections that say so |" in glance) == bool(
+        optional
+    )
+    counted = [part for part in sections(book) if not part.heading.startswith(AT_HOME)]
+    needed = [part for part in counted if not part.optional]
+    assert abs(sum(part.told + part.gaps for part in needed) - teach) <= 1
+    assert sum(part.stated for part in needed) == exercises and teach + exercises <= 75
+    more = [part.told + part.gaps + part.stated for part in counted if part.optional]
+    assert abs(sum(more) - optional) <= 1
     assert editions.title(book).split(".")[0] == str(int(name[:2]))
     assert code(book)[0].source == text.SETUP
     headings = re.findall(

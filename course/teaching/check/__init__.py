@@ -1,6 +1,7 @@
 """Checks for the exercises: `check.name(answer)` says correct, incorrect with the likely mistake, or not
 attempted; `check.hint("name")` gives three steps, one at a time; `check.solution("name")` shows the solution
 after a first attempt; `check.measured(yours, measured)` compares a number with what a cell has found.
+`check.clause17(model, tokenizer, MyCache)` asks a cache of one's own about clause 17.
 `check.question("2.1", choice)` keeps a prediction, `check.reveal("2.1")` tells whether it came true, and
 `check.board()` counts. `exercise.py` holds what the checks share; the checks themselves are in `key.z`, which
 `key.py` makes and reads."""
@@ -21,6 +22,7 @@ for _file, _text in _key["checks"].items():
 globals().update(EXERCISES)
 HELP, QUESTIONS = _key["help"], _key["questions"]
 _steps = dict.fromkeys(HELP, 0)  # the hint that comes next
+ASKS = {}  # clause17: what asks a cache; `mine` puts it here, since it imports the checks
 
 
 class Unknown(AttributeError):
@@ -134,6 +136,22 @@ def _off(yours: float, value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+
+
+def clause17(model, tokenizer, made, right: int = 6) -> None:
+    """Ask a cache of one's own about clause 17 of six leases: correct where it answers as many as it can
+    answer (right), else what its answers show; not attempted while it stops with an error."""
+    answered = ASKS["clause17"](model, tokenizer, made)
+    if answered is None:
+        print(NOT_ATTEMPTED)
+        return
+    tally.note("clause17", answered >= right)
+    if answered >= right:
+        print(f"correct: your cache answers {answered} of 6 leases")
+    elif answered:
+        print(f"incorrect: {answered} of 6 leases, where {right} can be answered: the others lost the name")
+    else:
+        print("incorrect: no lease is answered: the last step does not read what clause 17 left in K and V")
 
 
 def board() -> None:

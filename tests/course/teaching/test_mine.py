@@ -52,6 +52,24 @@ def test_everything_kept_is_the_full_cache(model, tokenizer):
         assert (held.tokens_held, held.tokens_seen) == (ids.shape[1], ids.shape[1])
 
 
+def test_the_check_says_what_a_caches_answers_to_clause_17_show(model, tokenizer, capsys):
+    class Nothing(mine.Cache):
+        def append(self, layer, k, v):
+            pass
+
+    class Unfinished(mine.Cache):
+        def attend(self, layer, q, k, v):
+            return ...
+
+    for made, said in (
+        (mine.Cache, "correct: your cache answers 6 of 6 leases"),
+        (Nothing, "incorrect: no lease is answered"),
+        (Unfinished, "not attempted"),
+    ):
+        check.clause17(model, tokenizer, made)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(said)
+
+
 RIGHT = """
 %matplotlib inline
 def real_slots(seen, window):
