@@ -106,6 +106,14 @@ def test_an_exercise_is_correct_and_has_two_hints_and_a_solution(name):
                 assert f"<summary>{part}" in around, cell.id
 
 
+def test_the_readme_says_the_minutes_of_the_chapters():
+    taught, exercises, optional = zip(*map(editions.minutes, BOOKS.values()))
+    needed = list(map(sum, zip(taught, exercises)))
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"A chapter takes {min(needed)} to {max(needed)} minutes with its exercises" in said
+    assert f"up to {max(optional)} more for what it marks as optional" in said
+
+
 def test_the_way_through_text_keeps_every_cell():
     for book in BOOKS.values():
         again = text.to_notebook(text.to_text(book))
