@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -59,10 +60,17 @@ def quiet(threads: int | None = None) -> None:
 
 
 def get_ready() -> None:
-    """Start the fork server: it imports what workers need while this process still looks at its arguments."""
+    """Start the fork server, unless it runs: it imports what workers need while this process still looks at
+    its arguments. Ctrl-C, which would break Python's own start there with a traceback, is ignored."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with ours_first():
-        forkserver.ensure_running()
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        with ours_first():
+            forkserver.ensure_running()
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -113,13 +121,12 @@ class Worker:
     """One process. `give(job)` starts a job, `take()` waits for the next message of any kind."""
 
     def __init__(self, maker: str, options, threads: int | None = None):
+        get_ready()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
         self.options = options
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, maker, options, threads), daemon=True)
-        with ours_first():
-            self.process.start()
+        self.process.start()
         theirs.close()
         self.job, self.busy = None, True
 

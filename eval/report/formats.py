@@ -45,7 +45,7 @@ def tables(found: list[Board]) -> list[Table]:
             for task in board.tasks:
                 if pairs := matrix(board, task):
                     what = ", ".join(filter(None, (title, task, side)))
-                    made.append((f"Every two methods: {what}", *pairs, f"{ABOUT[0].upper()}{ABOUT[1:]}"))
+                    made.append((f"Every pair of methods: {what}", *pairs, f"{ABOUT[0].upper()}{ABOUT[1:]}"))
     return made
 
 

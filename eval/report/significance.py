@@ -13,7 +13,7 @@ from .statistics import UNLIKELY, mcnemar
 from .tables import Board
 
 ABOUT = (
-    "right of the diagonal: questions that only the column's method answers (−), and only the line's (+); "
+    "right of the diagonal: questions that only the column's method answers (−), and only the row's (+); "
     "left of it: p of McNemar's exact test, corrected by Holm over all pairs; * p < 0.05"
 )
 

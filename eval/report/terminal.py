@@ -43,7 +43,7 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
         for task in board.tasks:
             if found := matrix(board, task):
                 console.print(
-                    Text(f"Every two methods on {', '.join(filter(None, (task, side)))}", style="bold")
+                    Text(f"Every pair of methods on {', '.join(filter(None, (task, side)))}", style="bold")
                 )
                 printed(*found, console)
                 console.print(f"{ABOUT[0].upper()}{ABOUT[1:]}.\n")

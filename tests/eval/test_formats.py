@@ -58,7 +58,7 @@ def test_latex_is_whole(folder):
 def test_markdown_and_pdf(folder):
     text = make(folder, "markdown").read_text()
     assert "recall, context-first | recall, question-inside" in text and ".." not in text
-    assert "Every two methods: m, limit none, recall, context-first" in text
+    assert "Every pair of methods: m, limit none, recall, context-first" in text
     assert all((folder.out / name).is_file() for name in re.findall(r"\]\((.*?)\)", text))
     assert make(folder, "pdf").read_bytes().startswith(b"%PDF")
 

@@ -65,6 +65,6 @@ def test_another_method_is_the_reference(tmp_path):
     assert told["full"] == (0, 8, True) and told["snapkv:budget=0.2"] == (0, 0, False)
     assert board.rows[0]["device_bytes_of_full"] is not None
     report.write(store, console=Console(file=out, width=200), against="all")
-    assert "Every two methods on recall" in out.getvalue()
+    assert "Every pair of methods on recall" in out.getvalue()
     with pytest.raises(Problem, match="--against tova: expected one of full, "):
         report.write(store, console=Console(file=out), against="tova")
