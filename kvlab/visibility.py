@@ -47,8 +47,6 @@ class Visibility:
         mask is not `[batch, tokens seen + new]`, or has another number of them. Computed once per pass.
         """
         if self.padding is None:
-            if before and min(before) < seen:
-                raise ValueError(f"no attention_mask, but of {seen} tokens before this pass some are padding")
             return None, [tokens] * batch
         if self._found is not None and self._found[0] == (seen, tokens):
             return self._found[1]
