@@ -31,13 +31,6 @@ def while_set(variable: ContextVar, value) -> Iterator:
 
 
 @contextmanager
-def outliving() -> Iterator[None]:
-    """What is computed inside this block has no gradient, and may be written to later, in any mode."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-@contextmanager
 def attending() -> Iterator[None]:
     """Inside this block, every pass of a prepared model attends through kvlab, whatever cache it carries."""
     with while_set(always, True):

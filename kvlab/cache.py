@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from .attention import outliving
 from .bound import Bound
 from .devices import check_loaded
 from .hybrid import forget, refuse_crop, states_of
@@ -188,7 +187,7 @@ class KVCache(Bound):
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Tokens are dropped or moved outside a pass: an interruption here also leaves a broken cache."""
-        with self.thread.alone(), outliving():
+        with self.thread.alone():
             self._in_order()
             before, self._began = self._began, -1
             yield
@@ -279,7 +278,6 @@ class KVCache(Bound):
         end(self)
         self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
-    @outliving()
     def __deepcopy__(self, memo) -> KVCache:
         with self.thread.alone():
             end(self)
@@ -342,7 +340,6 @@ class KVCache(Bound):
             end(self)
             return stats_of(self)
 
-    @outliving()
     def speculate(self, layer: int, query) -> None:
         """A block passes its input on: `query()` is the query of layer `layer` for it."""
         found = self.layers[layer]

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .attention import Recorded, attending, outliving, records, while_set
+from .attention import Recorded, attending, records, while_set
 from .visibility import CAUSAL, Visibility
 
 NAME = "kvlab"
@@ -60,7 +60,7 @@ def kvlab_attention(
         raise ValueError(
             f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"
         )
-    with outliving():
+    with torch.no_grad():
         if latent is not None:
             out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
         else:

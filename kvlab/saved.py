@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .attention import outliving
 from .errors import kind_and_line
 from .parameters import check_file, check_kind
 from .policy import Policy, State
@@ -99,7 +98,6 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
     return about, tensors
 
 
-@outliving()
 def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and tensors of a safetensors file. ValueError that begins with `why` for any other
     file."""
@@ -114,7 +112,6 @@ def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor
         raise ValueError(f"{why} ({' '.join(str(error).split())})") from error
 
 
-@outliving()
 def fill(cache, about: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> None:
     """Write the result of `opened` into a fresh cache of the same method. Raises ValueError for anything but
     a cache of that method on this model, so that no file can make a later step fail."""

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from every import EVERY, make
 from tiny import prompt, tiny
 
 import kvlab
@@ -261,26 +260,3 @@ def test_a_copied_model_rehearses_with_its_own_weights():
     spec = "infinigen:budget=5,full_layers=1,alpha=inf"
     found = [kvlab.decode(m, prompt(20), kvlab.make_cache(m, spec), 6) for m in (own, kvlab.prepare(fresh))]
     assert torch.equal(found[0].logprobs, found[1].logprobs)
-
-
-@pytest.mark.parametrize("spec", EVERY)
-def test_a_cache_goes_from_one_mode_of_torch_to_another(spec, tmp_path):
-    """Inference mode, no gradients, or neither: the same numbers, also of copies, forks and loaded ones."""
-    dice, told = random.Random(str(spec)), []
-    modes = [dice.choice((torch.inference_mode, torch.no_grad, torch.enable_grad)) for _ in range(9)]
-    for chosen in ([torch.no_grad] * 9, modes):
-        model, found = tiny("llama"), []
-        cache = make(model, spec)
-        for step, mode in enumerate(chosen):
-            with mode():
-                if step == 3:
-                    cache = copy.deepcopy(cache)
-                if step == 5:
-                    cache.reorder_cache(torch.tensor([0, 0]))
-                if step == 7 and cache.spec is not None and "link=" not in spec:
-                    cache.save(tmp_path / "cache")
-                    cache = kvlab.load_cache(tmp_path / "cache", model)
-                fed = prompt(20 if step == 0 else 1, len(cache.lengths) or 1, step)
-                found.append(model(fed, past_key_values=cache).logits[0].tolist())
-        told.append(found)
-    assert told[0] == told[1]
