@@ -277,7 +277,16 @@ def _for_instructors(folder: Path) -> None:
             (folder / "figures").mkdir(exist_ok=True)
             shutil.copy(ROOT / "docs" / picture, folder / picture)
     (folder / "classroom").mkdir()
-    for name in ("agenda.md", "form.html", "helpers.md", "quiz.md", "room.md", "sheet.md", "talk.md"):
+    for name in (
+        "agenda.md",
+        "form.html",
+        "helpers.md",
+        "mistakes.md",
+        "quiz.md",
+        "room.md",
+        "sheet.md",
+        "talk.md",
+    ):
         page = (ROOT / "course" / "instructor" / name).read_text(encoding="utf-8")
         for here, there in REWORDED:
             page = page.replace(here, there)

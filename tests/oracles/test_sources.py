@@ -25,7 +25,8 @@ def sections(chapter: str) -> dict[str, bool]:
     (book,), found = ROOT.glob(f"notebooks/0{chapter}_*.ipynb"), {}
     for cell in json.loads(book.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "markdown":
-            headings = re.findall(r"^#+ (.*?)(?: \(\d+ minutes.*)?$", "".join(cell["source"]), re.MULTILINE)
+            said = r"^#+ (.*?)(?: \((?:\d+ minutes|optional).*)?$"
+            headings = re.findall(said, "".join(cell["source"]), re.MULTILINE)
             found.update(dict.fromkeys(headings, False))
         else:
             found[list(found)[-1]] = True
