@@ -340,6 +340,7 @@ class KVCache(Bound):
             end(self)
             return stats_of(self)
 
+    @torch.no_grad()
     def speculate(self, layer: int, query) -> None:
         """A block passes its input on: `query()` is the query of layer `layer` for it."""
         found = self.layers[layer]

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from every import EVERY, make
 from tiny import prompt, tiny
 
 import kvlab
@@ -260,3 +261,18 @@ def test_a_copied_model_rehearses_with_its_own_weights():
     spec = "infinigen:budget=5,full_layers=1,alpha=inf"
     found = [kvlab.decode(m, prompt(20), kvlab.make_cache(m, spec), 6) for m in (own, kvlab.prepare(fresh))]
     assert torch.equal(found[0].logprobs, found[1].logprobs)
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_a_cache_filled_in_inference_mode_goes_on_outside_of_it(spec):
+    """With gradients on, too: the same numbers."""
+    told = []
+    for outside in (torch.inference_mode, torch.enable_grad):
+        model, found = tiny("llama"), []
+        cache = make(model, spec)
+        for step, mode in enumerate([torch.inference_mode, torch.inference_mode, *[outside] * 4]):
+            with mode():
+                fed = prompt(1 if step else 20, 2, step)
+                found.append(model(fed, past_key_values=cache).logits.tolist())
+        told.append(found)
+    assert told[0] == told[1]
