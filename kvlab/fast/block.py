@@ -10,7 +10,7 @@ numbers. The code is compiled once for all models with weights of one kind, and 
 versions and this file's text; so that names the text of what is compiled into it.
 """
 
-# Compiled into this: fast/cpu.py 9c2a8b4f, fast/lanes.py 0c1d9431, fast/team.py 80a0eb58
+# Compiled into this: fast/cpu.py 82bf6169, fast/lanes.py d873d228, fast/team.py 80a0eb58
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from numba import int16, njit
 from numba.extending import overload
 
 from .cpu import _exp
-from .lanes import FAST, features
+from .lanes import FAST
 from .team import SHARE, done, due, joined, opened, taken
 
-SIDE = 4  # rows of x, and of weights, that are multiplied with each other at a time
-ENOUGH = 16  # rows of x
-MANY = "+avx512f" in features()  # 32 registers, of 16 numbers
+SIDE = 4  # rows of x that are multiplied at a time
 
 
 def _number(weight):
@@ -40,58 +38,16 @@ def _number_of(weight):
 
 
 @njit(fastmath=FAST)
-def _square(weight, x, o, r, out):
-    """Four rows of weights from o on times four of x from r on. Every number that is read is multiplied by
-    four others, and the 16 sums lie in registers."""
-    w0, w1, w2, w3 = weight[o], weight[o + 1], weight[o + 2], weight[o + 3]
-    x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0.0)
-    c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = np.float32(0.0)
-    for i in range(weight.shape[1]):
-        p, q, s, t = x0[i], x1[i], x2[i], x3[i]
-        v = _number(w0[i])
-        a0 += v * p
-        a1 += v * q
-        a2 += v * s
-        a3 += v * t
-        v = _number(w1[i])
-        b0 += v * p
-        b1 += v * q
-        b2 += v * s
-        b3 += v * t
-        v = _number(w2[i])
-        c0 += v * p
-        c1 += v * q
-        c2 += v * s
-        c3 += v * t
-        v = _number(w3[i])
-        d0 += v * p
-        d1 += v * q
-        d2 += v * s
-        d3 += v * t
-    out[r, o], out[r, o + 1], out[r, o + 2], out[r, o + 3] = a0, b0, c0, d0
-    out[r + 1, o], out[r + 1, o + 1], out[r + 1, o + 2], out[r + 1, o + 3] = a1, b1, c1, d1
-    out[r + 2, o], out[r + 2, o + 1], out[r + 2, o + 2], out[r + 2, o + 3] = a2, b2, c2, d2
-    out[r + 3, o], out[r + 3, o + 1], out[r + 3, o + 2], out[r + 3, o + 3] = a3, b3, c3, d3
-
-
-@njit(fastmath=FAST)
 def _rows(layer, x, out, first, last):
-    """Rows `first`, a multiple of `SIDE`, to `last` of a layer: x `[rows, in]` -> out[:, first:last]. For one
-    row of x each row of weights is read from its beginning to its end, the order of memory: a processor reads
-    ahead in one stream, and four rows side by side took up to twice as long; so did four with four of x, at
-    int8. From `ENOUGH` rows of x on what is multiplied counts, not what is read: four rows of weights at a
-    time."""
+    """Rows `first` to `last` of a layer: x `[rows, in]` -> out[:, first:last]. Each row of weights is read
+    from its beginning to its end, the order of memory: a processor reads ahead in one stream, and four rows
+    side by side took up to twice as long."""
     weight, scale, bias = layer
     width, count = weight.shape[1], x.shape[0]
     whole = count - count % SIDE
-    begin = last - last % SIDE if MANY and count >= ENOUGH else first
-    for o in range(first, begin, SIDE):
-        for r in range(0, whole, SIDE):
-            _square(weight, x, o, r, out)
     for o in range(first, last):
         w = weight[o]
-        for r in range(0, whole if o >= begin else 0, SIDE):
+        for r in range(0, whole, SIDE):
             x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
             s0 = s1 = s2 = s3 = np.float32(0.0)
             for i in range(width):
@@ -120,7 +76,7 @@ def _rows(layer, x, out, first, last):
 def _product(layer, x, out, product, team, leads):
     """x `[rows, in]` -> out `[rows, out]`, or this thread's share of it. product: its number in the call."""
     count, width = layer[0].shape
-    size = count if team.shape[0] == 0 else max(SIDE, SHARE // width // SIDE * SIDE)
+    size = count if team.shape[0] == 0 else max(1, SHARE // width)
     if team.shape[0] and leads:
         due(team, (count + size - 1) // size)
     first = taken(team, product, size, count) if team.shape[0] else 0

@@ -18,17 +18,14 @@ from ..visibility import CAUSAL, Visibility
 from .forward import Replaced, answer, named
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
 from .pages import gather
-from .prompts import PromptLinear, by_blocks, faster
 from .stamp import Stamp
 from .suited import Unsuited, check
 
-ROWS = 8  # with more, torch's matrix products are faster
-MOST = 64  # the same where its library leaves half of the registers unused, and `block.py` does not
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
 INSTEAD = {  # allowed replacements
-    nn.Linear: (nn.Linear, PromptLinear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
+    nn.Linear: (nn.Linear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
 }  # fmt: skip
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
 
@@ -38,10 +35,9 @@ def compiled(model, weights: str = "fp32"):
 
     They can for Llama-shaped models in fp32 on a CPU (`Body`), with a `KVCache` and as many rows as
     `block.py` multiplies faster than torch. Prompts, and everything else that a forward is asked for, go
-    through the model's own modules, whose linear layers take the faster of two libraries for many rows
-    (`prompts.py`). Every step computes with the modules, weights and numbers that the model has then
-    (`Stamp`): if any has changed, the body is read again and, unless only weights have, tried again. Weights
-    move into large pages of memory (`gather`), of which the model's parameters become views without
+    through the model's own modules. Every step computes with the modules, weights and numbers that the model
+    has then (`Stamp`): if any has changed, the body is read again and, unless only weights have, tried again.
+    Weights move into large pages of memory (`gather`), of which the model's parameters become views without
     gradients: `requires_grad_` brings these back, from the model's own modules. A model whose steps cannot be
     compiled, for example while a foreign hook is on a module, decodes with the eager engine, and a warning
     says why.
@@ -57,14 +53,11 @@ def compiled(model, weights: str = "fp32"):
     forward = Forward(model)
     if weights != "fp32":
         _narrowed(model, weights)
-    by_blocks(model)
     if forward.current(model) is not None:
         gather(model.parameters())
         forward.current(model)  # reads the weights where they are now
         model.requires_grad_(False)  # else every step outside of no_grad would be eager
         model.forward = forward
-    else:
-        by_blocks(model, False)
     return model
 
 
@@ -87,7 +80,7 @@ def _narrowed(model, weights: str) -> None:
 def engine_of(model, rows: int = 1) -> str:
     """By which engine the model decodes as it is now: "eager", "compiled" or "graph"; narrow weights are
     named beside it, as in "compiled, int8 weights", and where steps have up to so many rows, how few of them
-    are compiled, as in "compiled, eager above 64 rows"."""
+    are compiled, as in "compiled, eager above 8 rows"."""
     forward, weights = model.forward, weights_of(model)
     if type(forward).__module__.endswith(".graph"):
         return "graph"
@@ -141,7 +134,11 @@ class Forward(Replaced):
 
 
 class Body:
-    """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
+    """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model.
+
+    rows: of a step, at most; with more, torch's matrix products are faster, even those of narrow weights,
+    which the model's modules widen at every step.
+    """
 
     def __init__(self, model):
         config, inner = model.config, getattr(model, "model", None)
@@ -162,6 +159,7 @@ class Body:
         self.out_of = [*map(_counted, out_of[:-1])]
         self.vocabulary = len(last[1][0])
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
+        self.rows = 8 if weights_of(model) == "fp32" else 32
         self.rotations = {}  # position -> cos and sin of `TABLE` from there on
         self._code()
         self.whole = self.kind_of_whole(self, into, out_of, last)
@@ -193,7 +191,6 @@ class Body:
         except ImportError as error:
             raise Unsuited(str(error)) from None
         self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
-        self.rows = MOST if block.MANY and faster() else ROWS
 
     def takes(self, input_ids, cache, **others) -> bool:
         """Whether it serves such a step: of so many rows, in layers that see all that they hold."""

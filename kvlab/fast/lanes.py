@@ -17,7 +17,6 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 INT8, INT4, E4M3, E5M2, F32, BF16 = range(6)  # kinds of codes; bf16 as its bits
@@ -247,11 +246,6 @@ class Code:
 STORED = {
     **dict.fromkeys((INT8, INT4, E4M3, E5M2), ir.IntType(8)), F32: FLOAT, BF16: ir.IntType(16)
 }  # fmt: skip
-
-
-def features() -> set[str]:
-    """What the processor can do that code is compiled for, as LLVM names it."""
-    return set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
 
 
 def _many(kind, numbers):

@@ -22,7 +22,7 @@ before its attention, has a team of its own, and so have the logits; it shares o
 does rows of weights.
 """
 
-# Compiled into this: fast/closing.py 277aae4a, fast/lanes.py 0c1d9431, fast/team.py 80a0eb58
+# Compiled into this: fast/closing.py 277aae4a, fast/lanes.py d873d228, fast/team.py 80a0eb58
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-
-from .prompts import PromptLinear, product
+from torch.nn.functional import linear
 
 WEIGHTS = ("fp32", "bf16", "int8")
 
@@ -45,7 +44,7 @@ class NarrowLinear(Narrow):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.widened(self.weight, self.scale), self.bias)
+        return linear(x, self.widened(self.weight, self.scale), self.bias)
 
 
 class NarrowEmbedding(Narrow):
@@ -61,8 +60,7 @@ def narrow(model, kind: str) -> None:
 
     ValueError, and nothing has changed, for a weight with NaN or infinity.
     """
-    kinds = (nn.Linear, PromptLinear)
-    layers = {name: one for name, one in model.named_modules() if type(one) in kinds}
+    layers = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
     for name, one in layers.items():
         if not one.weight.isfinite().all():
             raise ValueError(f"weights={kind!r}: weight '{name}.weight' holds NaN or infinity")

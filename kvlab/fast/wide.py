@@ -18,7 +18,7 @@ has its levels, in fp32. The bits that are read are those of `store/int.py`, `pl
 loops over tokens whole arrays are indexed: a slice counts references, which takes longer than the token.
 """
 
-# Compiled into this: fast/cpu.py 9c2a8b4f, fast/lanes.py 0c1d9431
+# Compiled into this: fast/cpu.py 82bf6169, fast/lanes.py d873d228
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_logits_are_eagers(family, steps):
     most = fast.forward.body.rows
     more = f"compiled, eager above {most} rows"
     assert [engine_of(one, most + 1) for one in (eager, fast)] == ["eager", more]
-    assert most in (8, 64) and engine_of(fast, most) == "compiled"
+    assert most == 8 and engine_of(fast, most) == "compiled"
     for prompts in ([prompt(12)], [prompt(12), prompt(12, seed=3)]):
         found, expected = (decoded(model, "full", prompts) for model in (fast, eager))
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
