@@ -7,7 +7,6 @@ replayed; `done` updates the host's counters.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -16,13 +15,12 @@ from torch import Tensor
 from ..attention import attend
 from ..keep.base import FINITE
 from ..late import Late
-from ..store.exact import Exact, Parts
-from .attend import TOLERANCE, trusted
+from ..store.exact import Parts
+from .attend import trusted
 from .known import GOES_BY, NEWEST, SUM, coded, may_go, one_goes, turned
 from .suited import Later
 
 LEAST_ROOM = 256  # slots that are reserved at a time
-_agreed: dict[tuple, bool] = {}  # a kind of step -> whether its kernels have done as torch does
 SPARE = 2  # slots that the two steps before a capture need besides the first
 
 
@@ -200,39 +198,7 @@ class Replaces(Buffered):
         self.asked = torch.ones(shape[0], 1, dtype=torch.bool, device=device)
         self.even = min(layer.rows_held) == layer.slots  # no slot is empty but the one
         self.used = tuple(tuple(part[:, :, : self.slots] for part in parts) for parts in self.buffers)
-        exact = type(self.store.format) is type(self.store.value_format) is Exact
-        self.kernel = exact and trusted(layer.store, layer.shape.heads, layer.shape.head_dim)
         self.enter()
-        self.kernel = self.kernel and self._agrees(layer)
-
-    def _agrees(self, layer) -> bool:
-        """Whether the kernels do what torch does, as far as this layer tells: tried once for a kind of step;
-        a line where they do not."""
-        store, shape = self.store, layer.shape
-        case = self.flag.told.device, store.dtype, self.how, shape.head_dim, shape.heads // shape.kv_heads
-        if case not in _agreed:
-            batch, scaling = len(layer.lengths), shape.head_dim**-0.5
-            before = [x.clone() for x in self.state()]
-            heads = shape.heads * layer.kv_heads // shape.kv_heads, layer.kv_heads, layer.kv_heads
-            like = {"device": case[0], "dtype": store.dtype}
-            query, *new = (torch.randn(batch, count, 1, shape.head_dim, **like) for count in heads)
-            out = self._by_kernel(query, *new, scaling).float()
-            gone, held = self.positions.clone(), [part[0].clone().float() for part in self.used]
-            self._restore(before)
-            newest = self._take_place()
-            right, received = self._attend(query.float(), held, scaling)
-            self._let_go(received, newest)
-            _agreed[case] = torch.equal(gone, self.positions)
-            _agreed[case] &= bool((out - right).norm() <= TOLERANCE * right.norm())
-            self._restore(before)
-            if not _agreed[case]:
-                line = f"kvlab's graphs do without their kernels for {case}: they differ from torch"
-                warnings.warn(line, stacklevel=2)
-        return _agreed[case]
-
-    def _restore(self, before: list[Tensor]) -> None:
-        for now, then in zip(self.state(), before, strict=True):
-            now.copy_(then)
 
     def enter(self) -> None:
         """Take over the layer's tokens, in order."""
@@ -259,34 +225,16 @@ class Replaces(Buffered):
 
     def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
         """See `Appends.attend`."""
-        if self.kernel and softcap is None and sinks is None:
-            return self._by_kernel(query, keys, values, scaling)
         for buffers, parts in zip(self.used, self.coded(keys, values), strict=True):
             for buffer, new in zip(buffers, parts, strict=True):
                 buffer.scatter_(2, self.hole[..., None].expand(-1, -1, 1, new.shape[3]), new)
-        newest = self._take_place()
-        held = self.store.packed(*self.used).read(query.device)
-        out, received = self._attend(query, held, scaling, softcap=softcap, sinks=sinks)
-        self._let_go(received, newest)
-        return out
-
-    def _take_place(self) -> Tensor:
-        """The new token is in the slot that was empty; returns its position `[batch, 1, 1]`."""
         newest = self.newest.view(-1, 1, 1)
         self.positions.scatter_(2, self.hole, newest.expand_as(self.hole))
-        return newest
-
-    def _attend(self, query, held, scaling, **more):
+        held = self.store.packed(*self.used).read(query.device)
         asked = self.asked if self.how in (SUM, NEWEST) else None
         allowed = None if self.even else (self.positions >= 0)[:, :, None]
-        return attend(query, *held, scaling, allowed, asked, **more)
-
-    def _by_kernel(self, query, keys, values, scaling) -> Tensor:
-        from . import gpu_going
-
-        gpu_going.place(self, keys, values)
-        out, received = gpu_going.attended(self, query, scaling)
-        gpu_going.let_go(self, received)
+        out, received = attend(query, *held, scaling, allowed, asked, softcap=softcap, sinks=sinks)
+        self._let_go(received, newest)
         return out
 
     def _let_go(self, received: Tensor | None, newest: Tensor) -> None:
