@@ -22,7 +22,6 @@ from .store import (
     Kivi,
     NonUniform,
     Paged,
-    Planes,
     PreRope,
     Rotated,
     Skipping,
@@ -93,14 +92,13 @@ def _stored(form: Exact, values: Exact | None = None, sinks: int = 0, skip_layer
 
 def integers(bits: int):
     """Decorator: a method of integers of this width, with its docstring and their parameters."""
-    kind = Int if bits in Int.WIDTHS else Planes
 
     def enter(described):
         def policies(
             group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0,
             rotate=None, skip_layers=None,
         ):  # fmt: skip
-            form = _turned(kind(bits, group, axis, symmetric, scale, nonfinite), rotate)
+            form = _turned(Int(bits, group, axis, symmetric, scale, nonfinite), rotate)
             return _stored(form if smooth is None else Smoothed(form, smooth), form, sinks, skip_layers)
 
         policies.__doc__ = described.__doc__

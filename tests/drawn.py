@@ -5,7 +5,7 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from kvlab.store import Codebook, Exact, Float4, Float8, Int, NonUniform, Planes, Rotated, Smoothed
+from kvlab.store import Codebook, Exact, Float4, Float8, Int, NonUniform, Rotated, Smoothed
 from kvlab.store.int import AXES, DTYPES
 
 AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
@@ -31,10 +31,10 @@ FORMS = [
     Rotated(Int(4, 4)),
     Rotated(Int(8, axis="channel", symmetric=False)),
     Smoothed(Rotated(Int(4), True)),
-    *(Planes(bits, symmetric=symmetric) for bits in (3, 5, 6, 7) for symmetric in (True, False)),
-    Planes(5, 4),
-    Planes(5, axis="tensor"),
-    Rotated(Planes(5)),
+    *(Int(bits, symmetric=symmetric) for bits in (3, 5, 6, 7) for symmetric in (True, False)),
+    Int(5, 4),
+    Int(5, axis="tensor"),
+    Rotated(Int(5)),
     *(NonUniform(*how) for how in ((3, "channel"), (3, "token"), (4, "token", 0.2), (2, "channel", 0))),
     *(Float4(*how) for how in (("nvfp4",), ("nvfp4", "4over6"), ("mxfp4",))),
     *(Rotated(Codebook(bits, sketch), True) for bits in (2, 3, 4) for sketch in (False, True)),

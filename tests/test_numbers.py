@@ -11,7 +11,7 @@ from families.models import family
 from tiny import EACH, SAME, prompt, rounds, tiny
 
 import kvlab
-from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Planes, Rotated, Smoothed
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Rotated, Smoothed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1e-42, 1e-9, 1.0, 300.0, 3e3, 1e4, 6.5e4, 1e6, 1e37)
@@ -69,7 +69,7 @@ def test_the_largest_numbers_of_a_dtype_are_read_as_numbers_or_refused(axis, dty
     for scale in ("fp16", "fp32"):
         more = {"axis": axis, "scale": scale}
         forms = [Int(bits, symmetric=even, **more) for bits in (2, 4, 8) for even in (True, False)]
-        for form in (*forms, Planes(7, **more), Float8(**more), Float8("e5m2", **more)):
+        for form in (*forms, Int(7, **more), Float8(**more), Float8("e5m2", **more)):
             for part in (1.0, 0.999, 0.49, draw.random()):
                 x = torch.randn(2, 2, 12, 32, generator=torch.Generator().manual_seed(draw.randrange(99)))
                 x = (x / x.abs().max() * torch.finfo(dtype).max * part).to(dtype)
@@ -112,7 +112,7 @@ def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, mo
 
 
 FIXED = [
-    Int(8, axis="channel"), Int(4, axis="tensor", symmetric=False), Planes(5, axis="tensor"),
+    Int(8, axis="channel"), Int(4, axis="tensor", symmetric=False), Int(5, axis="tensor"),
     Float8(axis="channel"), Smoothed(Int(8, axis="channel")), NonUniform(3, "channel", 0),
 ]  # fmt: skip
 

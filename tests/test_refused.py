@@ -11,8 +11,7 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.keep import H2O, AdaKV, KVzip, SnapKV
 from kvlab.place import Host, ModelledLink, ShadowKV, TopK
-from kvlab.store import Codebook, Float4, Growing, Int, Kivi, Paged, Planes, PreRope, Ragged, Static
-from kvlab.store.int import pack, unpack
+from kvlab.store import Codebook, Float4, Growing, Int, Kivi, Paged, PreRope, Ragged, Static
 
 SPECS = [
     ("h20", "unknown method 'h20', did you mean h2o"),
@@ -119,12 +118,10 @@ def test_formats_of_widths_that_they_do_not_fill():
         (lambda: Float4("mxfp4", "4over6"), "largest='4over6': only with nvfp4"),
         (lambda: Float4("fp4"), "format='fp4': expected one of nvfp4, mxfp4"),
         (lambda: Float4().check(9), "nvfp4: head dimension 9 does not fill whole bytes"),
-        (lambda: Planes(4), "bits=4: expected one of 3, 5, 6, 7"),
-        (lambda: Planes(5).check(9), "bits=5: head dimension 9 does not fill whole bytes"),
+        (lambda: Int(5).check(9), "bits=5: head dimension 9 does not fill whole bytes"),
         (lambda: Int(2).check(6), "whole bytes"),
-        (lambda: Int(3), "bits=3"),
-        (lambda: pack(None, 3), "bits=3: does not divide 8"),
-        (lambda: unpack(None, 6), "bits=6: does not divide 8"),
+        (lambda: Int(9), "bits=9: expected one of 2, 3, 4"),
+        (lambda: Kivi(3), "bits=3: expected one of 2, 4, 8"),
         (lambda: reference.pack([1, 2, 3, 4], 6), "bits=6: does not divide 8"),
         (lambda: Paged(format=Growing()), "format=Growing: expected a format, which writes each token"),
     ):

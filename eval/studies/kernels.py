@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab.store import Exact, Float8, Growing, Int, Planes
+from kvlab.store import Exact, Float8, Growing, Int
 from kvlab.store.growing import GrowingState
 
 SHAPES = {  # KV heads, queries of each, channels
@@ -40,7 +40,7 @@ FORMATS = {
     "full": Exact,
     "int8": lambda: Int(8),
     "int8-g32": lambda: Int(8, 32),
-    "int5": lambda: Planes(5),
+    "int5": lambda: Int(5),
     "int4": lambda: Int(4),
     "int4-g32": lambda: Int(4, 32),
     "fp8-e4m3": lambda: Float8("e4m3"),

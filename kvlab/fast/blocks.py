@@ -9,7 +9,7 @@ from ..attention import attend
 from ..gather import with_room
 from ..store.exact import Exact
 from ..store.growing import joined
-from ..store.int import pack, unpack
+from ..store.planes import pack, unpack
 from .attend import trusted
 from .moves import LEAST_ROOM, Move
 from .suited import Later, Unsuited

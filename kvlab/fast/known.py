@@ -16,7 +16,6 @@ from ..store.float8 import Float8
 from ..store.growing import GrowingState, Packed
 from ..store.int import Int
 from ..store.kivi import KiviState
-from ..store.planes import Planes
 from ..store.rotated import Rotated
 from ..store.static import StaticState
 
@@ -29,7 +28,6 @@ def _symmetric(form) -> bool:
 FORMATS = {  # class -> whether kernels know what this one writes
     Exact: lambda form: True,
     Int: _symmetric,
-    Planes: _symmetric,
     Float8: lambda form: form.scales is None,  # the bits are all there is
     Float4: lambda form: True,
     Codebook: lambda form: not form.sketch,

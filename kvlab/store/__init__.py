@@ -11,7 +11,6 @@ from .int import Int
 from .kivi import Kivi
 from .nonuniform import NonUniform
 from .paged import BlockPool, Paged
-from .planes import Planes
 from .prerope import PreRope
 from .ragged import Ragged, buffer_of
 from .rotated import Rotated
@@ -21,6 +20,6 @@ from .static import Static
 
 __all__ = [
     "BlockPool", "Calibrated", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi",
-    "NonUniform", "Paged", "Planes", "PreRope", "Ragged", "Rotated", "Skipping", "Smoothed", "Static",
+    "NonUniform", "Paged", "PreRope", "Ragged", "Rotated", "Skipping", "Smoothed", "Static",
     "buffer_of", "fold_smoothing",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ class Calibrated(Growing):
     to the kernel), while `Int` finds its scales at run time, per token or from the prompt.
 
     profile: a file written by `calibrate.scales.write_scales`: a number for each KV head of a layer, or for
-    each of its channels. bits: 2, 4 or 8. ValueError for a file of another model.
+    each of its channels. bits: 2 to 8. ValueError for a file of another model.
     """
 
     def __init__(self, profile: str | Path, bits: int = 8):

@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 from ..parameters import check_one_of
 from .exact import Exact, Parts
 from .float8 import Float8
-from .int import NONFINITE, admit, pack, unpack
+from .int import NONFINITE, admit
+from .planes import pack, unpack
 
 GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1: the values of codes 0 to 7
 BLOCKS = {"nvfp4": 16, "mxfp4": 32}

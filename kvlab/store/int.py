@@ -1,4 +1,4 @@
-"""Int: packed integers with shared scales, int8, int4 (two values per byte) and int2 (four).
+"""Int: packed integers of 2 to 8 bits with shared scales.
 
 The chain: the largest value of every group (`Scales.reduce`), its scale (`Int.fit`), codes (`Int.quantize`),
 bytes (`pack`); and back: `unpack`, `Int.dequantize`.
@@ -15,6 +15,7 @@ from torch import Tensor
 from ..late import later
 from ..parameters import check_bool, check_one_of, check_whole
 from .exact import Exact, Parts
+from .planes import check_width, pack, sizes, unpack
 
 AXES = ("group", "token", "channel", "tensor")
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
@@ -23,20 +24,20 @@ NONFINITE = ("refuse", "clip")
 
 @dataclass(frozen=True)
 class Int(Exact):
-    """Integers with shared scales: int8, int4 (two values per byte), int2 (four).
+    """Integers with shared scales: int8, int4 (two values per byte), int2 (four), and the widths between.
 
     Symmetric: x ~ code * scale, scale = absmax / qmax with qmax = 127, 7 or 1; zero stays zero. Asymmetric:
     x ~ code * scale + zero, from the smallest value to the largest; `zero` is the value of code 0. The scale
     is rounded *up* (and `zero` down), so that the error is at most half a step.
 
-    bits: 2, 4 or 8 bits per value. group, axis, scale (its dtype): see `Scales`.
+    bits: 2 to 8 bits per value. group, axis, scale (its dtype): see `Scales`.
     symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and values too
     large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value. The default
     cost is bits + 16 / head_dim bits per value. Parts: codes, scale and, if asymmetric, zero point.
-    A width that does not divide 8 needs another way to pack (`Planes`).
+    A width that does not divide 8 has the lowest 4 bits of all codes in one run of bytes, the next 2 in
+    another, the last one in a third: of 5 bits two codes share a byte of the first plane, eight one of the
+    second, and nothing is wasted (as in llama.cpp's q5_0, which packs 32 such codes in 16 + 4 bytes).
     """
-
-    WIDTHS = (2, 4, 8)
 
     bits: int = 8
     group: int | None = None
@@ -46,7 +47,7 @@ class Int(Exact):
     nonfinite: str = "refuse"
 
     def __post_init__(self):
-        check_one_of("bits", self.bits, self.WIDTHS)
+        check_one_of("bits", self.bits, range(2, 9))
         check_bool("symmetric", self.symmetric)
         check_one_of("nonfinite", self.nonfinite, NONFINITE)
         object.__setattr__(self, "scales", Scales(self.axis, self.group, self.scale))
@@ -65,8 +66,7 @@ class Int(Exact):
 
     def check(self, head_dim: int) -> None:
         self.scales.check(head_dim)
-        if head_dim % (8 // self.bits):
-            raise ValueError(f"bits={self.bits}: head dimension {head_dim} does not fill whole bytes")
+        check_width(self.bits, head_dim)
 
     @property
     def highest(self) -> float:
@@ -90,15 +90,7 @@ class Int(Exact):
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         numbers = fixed or self.fit(x, real)  # the scale of every group: its largest value / qmax
         codes = self.quantize(x, numbers)  # value / scale, rounded
-        return self.pack(codes), *numbers
-
-    def pack(self, codes: Tensor) -> Tensor:
-        """int8 codes -> bytes."""
-        return pack(codes, self.bits)
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        """The inverse of `pack`."""
-        return unpack(packed, self.bits)
+        return pack(codes, self.bits), *numbers
 
     def fit(self, x: Tensor, real: Tensor | None = None) -> Parts:
         """(scale,) or (scale, zero) of every group of x, shaped as in `Scales.reduce`."""
@@ -121,7 +113,7 @@ class Int(Exact):
         return codes.to(torch.int8)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        codes, *numbers = self.unpack(parts[0]), *parts[1:]
+        codes, *numbers = unpack(parts[0], self.bits), *parts[1:]
         if self.scales.fixed:
             return self.numbers(codes, numbers, dtype)
         codes = codes.unflatten(-1, (numbers[0].shape[-1], -1))  # [batch, kv_heads, tokens, groups, group]
@@ -144,36 +136,8 @@ class Int(Exact):
         return codes.add_(2 ** (self.bits - 1)).mul_(numbers[0]).add_(numbers[1])
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
-        return self.bits + (1 if self.symmetric else 2) * self.scales.bits_per_value(shape)
-
-
-def pack(codes: Tensor, bits: int) -> Tensor:
-    """int8 codes -> bytes: the last dimension is cut into 8 / bits equal parts that share each byte.
-    ValueError for a width that does not divide 8."""
-    _check_width(bits)
-    if bits == 8:
-        return codes
-    packed, *others = (codes + 2 ** (bits - 1)).to(torch.uint8).chunk(8 // bits, dim=-1)
-    for place, part in enumerate(others, 1):
-        packed = packed | (part << (bits * place))
-    return packed
-
-
-def unpack(packed: Tensor, bits: int) -> Tensor:
-    """The inverse of `pack`: int8 codes."""
-    _check_width(bits)
-    return packed if bits == 8 else unsigned(packed, bits).to(torch.int8) - 2 ** (bits - 1)
-
-
-def unsigned(packed: Tensor, bits: int) -> Tensor:
-    """The codes, bits below 8, counted from 0: uint8."""
-    parts = [(packed >> (bits * place)) & (2**bits - 1) for place in range(8 // bits)]
-    return torch.cat(parts, dim=-1)
-
-
-def _check_width(bits: int) -> None:
-    if bits < 1 or 8 % bits:
-        raise ValueError(f"bits={bits}: does not divide 8, so whole codes would not fill a byte")
+        codes = 8 * sum(sizes(shape[2], self.bits)) / shape[2]
+        return codes + (1 if self.symmetric else 2) * self.scales.bits_per_value(shape)
 
 
 @dataclass(frozen=True)

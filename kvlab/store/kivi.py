@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..gather import with_room
-from ..parameters import FEW, check_whole
+from ..parameters import FEW, check_one_of, check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState, joined, naming
-from .int import Int, pack, unpack
+from .int import Int
+from .planes import pack, unpack
 
 
 class Kivi(Growing):
@@ -33,6 +34,7 @@ class Kivi(Growing):
     """
 
     def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
+        check_one_of("bits", bits, (2, 4, 8))
         check_whole("group", group, 1, most=FEW)
         check_whole("recent", recent, 0, most=FEW)
         super().__init__(

@@ -17,7 +17,7 @@ from kvlab.fast import Fused
 from kvlab.fast.known import coded, knows
 from kvlab.keep import H2O, TOVA, Sinks
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes, Rotated, Static
+from kvlab.store import Float4, Float8, Growing, Int, Kivi, Rotated, Static
 
 pytestmark = pytest.mark.uncounted
 
@@ -28,7 +28,7 @@ FITTING = {
     "int8": {"store": Int(8)},
     "int4": {"store": Int(4, 16)},
     "fp8": {"store": Float8()},
-    "int5": {"store": Planes(5)},
+    "int5": {"store": Int(5)},
     "int2, nvfp4": {"store": Growing(Int(2), Float4())},
     "kivi": {"store": Kivi(4, 4, 5)},
     "rotated": {"store": Rotated(Int(4))},

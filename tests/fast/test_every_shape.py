@@ -22,7 +22,7 @@ from tiny import started
 import kvlab.fast
 from kvlab import attention, fast
 from kvlab.fast import attend, cpu, sides, wide
-from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Planes, Rotated
+from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Rotated
 
 HEADS = (64, 96, 128, 160, 192, 224, 256)
 GROUPS = (16, 32, 64, None)
@@ -154,9 +154,9 @@ def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
 
 
 WIDE = [
-    *(Planes(bits, group) for bits, group in ((3, None), (5, 16), (6, 32), (7, None), (5, None))),
+    *(Int(bits, group) for bits, group in ((3, None), (5, 16), (6, 32), (7, None), (5, None))),
     *(Int(2), Int(2, 8), Int(4, 4), Int(8, 8), Float4("nvfp4"), Float4("nvfp4", "4over6"), Float4("mxfp4")),
-    *(Growing(Int(8), Int(4, 16)), Growing(Planes(5), Float4()), Growing(Int(4), Int(4, 8))),
+    *(Growing(Int(8), Int(4, 16)), Growing(Int(5), Float4()), Growing(Int(4), Int(4, 8))),
     *(Codebook(2), Codebook(3), Rotated(Codebook(4), True), Growing(Rotated(Codebook(3), True), Int(4))),
 ]
 
@@ -191,7 +191,7 @@ def test_blocks_of_kivi_and_its_window_uncompiled(bits, head_dim, group, recent,
 
 GROUPED = {
     **{"full": Exact, "int8": lambda: Int(8), "int4": lambda: Int(4), "int4-g16": lambda: Int(4, 16)},
-    **{"e4m3": lambda: Float8("e4m3"), "int5": lambda: Planes(5), "nvfp4": lambda: Float4("nvfp4")},
+    **{"e4m3": lambda: Float8("e4m3"), "int5": lambda: Int(5), "nvfp4": lambda: Float4("nvfp4")},
 }
 
 
@@ -298,7 +298,7 @@ assert np.array_equal(found(lanes.F32, right), right)
 
 
 COMPILED = {  # two query heads of a group each, of which other tests have most
-    "widened first": (lambda: Growing(Planes(5, 32), Float4()), 96),
+    "widened first": (lambda: Growing(Int(5, 32), Float4()), 96),
     "int8": (lambda: Int(8, 32), 64),
     "int4 in thirds": (lambda: Int(4, 32), 96),
     "fp8": (lambda: Float8("e4m3"), 32),

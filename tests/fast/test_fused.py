@@ -12,7 +12,7 @@ from kvlab.fast.turning import turned
 from kvlab.keep import Sinks
 from kvlab.measure.timeline import record
 from kvlab.place import Host
-from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, Paged, Planes, Rotated, Static
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, Paged, Rotated, Static
 
 HEAD = 32
 FORMS = {
@@ -23,13 +23,13 @@ FORMS = {
     "int4-g8": Int(4, 8),
     "e4m3": Float8("e4m3"),
     "e5m2": Float8("e5m2"),
-    **{f"int{bits}": Planes(bits) for bits in (3, 5, 6, 7)},
+    **{f"int{bits}": Int(bits) for bits in (3, 5, 6, 7)},
     "int2": Int(2),
-    "int5-g8": Planes(5, 8),
+    "int5-g8": Int(5, 8),
     "nvfp4": Float4(),
     "mxfp4": Float4("mxfp4"),
     "rotated": Rotated(Int(4)),
-    "rotated-signs": Rotated(Planes(5), True),
+    "rotated-signs": Rotated(Int(5), True),
 }
 
 

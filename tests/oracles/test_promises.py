@@ -22,7 +22,7 @@ from kvlab.finding import METHODS, PROFILED
 from kvlab.keep import Keep
 from kvlab.place.topk import most_important
 from kvlab.store import Float8, Int
-from kvlab.store.int import unpack
+from kvlab.store.planes import unpack
 
 pytestmark = pytest.mark.uncounted
 

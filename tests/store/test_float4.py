@@ -7,7 +7,7 @@ import torch
 
 from kvlab.store import Float4
 from kvlab.store.float4 import GRID
-from kvlab.store.int import unpack
+from kvlab.store.planes import unpack
 
 FORMS = [Float4(), Float4(largest="4over6"), Float4("mxfp4")]
 
