@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton peers wheel reproduce bench lint map format clean venv
+.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton wheel reproduce bench lint map format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -145,23 +145,6 @@ $(TRITON)/.ready: requirements-triton.txt | $(READY)
 
 gpu: $(READY) ## ask a GPU what a CPU cannot answer, nine minutes (make gpu DRY=--dry: in small, on the CPU)
 	$(PY) -m eval gpu $(DRY)
-
-# kvpress pins an older transformers: it has an environment of its own, and both sides exchange files.
-KVPRESS := .venv-kvpress
-
-peers: $(KVPRESS)/.ready ## compare our methods with kvpress's on the same tokens, half an hour (needs pip's index)
-	$(PY) -m eval peers --tasks recall --limit 5
-	$(VENV)/bin/kvlab fetch smollm2
-	$(PY) -m eval peers --model smollm2 --tasks recall --limit 2
-
-$(KVPRESS)/.ready: requirements-kvpress.txt | $(READY)
-	$(PY) -m venv --clear $(KVPRESS)
-	torch="$$(sed -n 's/^torch==//p' requirements-kvpress.txt)"; \
-	if [ "$(TORCH)" = cpu ] && [ "$$(uname -s)" = Linux ]; then \
-	  $(KVPRESS)/bin/pip install -q --disable-pip-version-check --no-deps --extra-index-url $(CPU) "torch==$$torch+cpu"; \
-	fi
-	$(KVPRESS)/bin/pip install -q --disable-pip-version-check -r requirements-kvpress.txt
-	touch $@
 
 # Rows that you have, where there is no hub: make reproduce ROWS=FOLDER (docs/results.md says which files)
 ROWS  ?=

@@ -292,12 +292,23 @@ def alike(model, tokenizer, tokens: int = 384):
 def rehearsed(model, tokenizer):
     """What InfiniGen answers by alpha and ratio, here and on others' models: cells of docs/results, which
     `python -m eval reproduce --studies infinigen` makes, of models whose full cache answers at all."""
-    found = harness("reproduce.rehearsal").shares(harness("reproduce.tables").study("infinigen"))
-    rows = [
-        [name.removesuffix("-q4_k_m.gguf"), method, 100 * row["value"], 100 * row["guessed"]]
-        for (name, method), row in found.items()
-        if row["compared"] and name != "workshop"
-    ]
+    tables, budget = harness("reproduce.tables"), 0.2
+    stored = tables.study("infinigen")
+    moved = {(row["model"], tables.label(row["method"])): row["moved_bytes"] for row in stored}
+
+    def fetched(
+        model: str, method: str
+    ) -> float:  # of all layers, beside the fifth of each that topk fetches
+        return budget * moved[model, method] / moved[model, "topk"]
+
+    rows = []
+    for row in stored:
+        name, method = row["model"], tables.label(row["method"])
+        part = fetched(name, method)
+        if method.startswith("infinigen"):  # of a guessed layer: alpha=inf fetches a fifth of each of these
+            part = 1 - (1 - part) * (1 - budget) / (1 - fetched(name, "infinigen:alpha=inf,ratio=1"))
+        if row["compared"] and name != "workshop":
+            rows.append([name.removesuffix("-q4_k_m.gguf"), method, 100 * row["value"], 100 * part])
     caption = "questions about facts in 96 documents, question inside, 20 % budget"
     return caption, ["model", "method", "% right", "% of a guessed layer fetched"], rows
 

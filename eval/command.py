@@ -35,11 +35,10 @@ from .core.results import RUN, Store
 from .core.show import LOG, Show
 from .core.study import COMMAND, expanded, loaded, said
 from .gpu.plan import Gpu
-from .reproduce.peers import Peers
 from .reproduce.steps import Steps
 from .reproduce.studies import Reproduce
 from .speed.speed import Speed
-from .studies.measurements import Attention, Offload, Perplexity
+from .studies.measurements import Perplexity
 
 
 @dataclass(kw_only=True)
@@ -100,12 +99,12 @@ class Merge(Measurement):
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (
-    Accuracy, Speed, Steps, Attention, Offload, Perplexity, Gpu, Peers, Reproduce, Report, Merge,
+    Accuracy, Speed, Steps, Perplexity, Gpu, Reproduce, Report, Merge,
 )  # fmt: skip
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
-    Offload: ".report.studies", Gpu: ".gpu.page", Attention: ".reproduce.documents",
-    Peers: ".reproduce.documents", Steps: ".reproduce.documents", Reproduce: ".reproduce.documents",
+    Gpu: ".gpu.page",
+    Steps: ".reproduce.documents", Reproduce: ".reproduce.documents",
 }  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("measure accuracy, agreement and speed, then write the report", (Accuracy, Speed))} | {

@@ -52,7 +52,7 @@ for extra, (gone, commands) in json.loads(sys.argv[1]).items():
 NEEDS = {  # {extra: commands that need it}
     "eval": (
         "eval all --limit 1", "eval accuracy --tasks piqa", "eval speed", "eval perplexity",
-        "eval offload", "eval attention", "eval report --out .",
+        "eval report --out .",
         "eval lm-eval run --model kvlab --tasks recall",
     ),
     "course": ("course text x.ipynb", "course slides", "course workshop"),

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from eval.studies.offload.simulated import AS_RUN, BY_ALPHA, OVERLAPPED, SPEEDUPS
+from eval.studies.offload import AS_RUN, BY_ALPHA, OVERLAPPED, SPEEDUPS
 from kvlab import plots
 from kvlab.arithmetic import MACHINES, SHAPES, TIERS, batch_that_fits, kv_bytes, throughput
 from kvlab.reference.attention import part, shares, weights

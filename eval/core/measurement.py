@@ -336,5 +336,10 @@ class Collected(Measurement):
         "copy stored cells into docs/results and the pages, and measure nothing", False, action="store_true"
     )
 
+    @property
+    def in_documents(self) -> bool:
+        """Whether collected rows go to docs/results, or beside their cells."""
+        return self.collect
+
     def run(self, store, show) -> int:
         return 0 if self.collect else super().run(store, show)

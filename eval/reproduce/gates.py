@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from kvlab.gating.rules import BREAKS, SAFE
+from kvlab.gating.rules import SAFE
 
 from ..core.digests import ROOT
 from . import tables
@@ -94,28 +94,3 @@ def calibrated() -> str:
     body.append(["all", str(len(found)), str(harmful), "", *map(str, total)])
     head = ["left out", "formats", f"lose {100 * HARM:.0f} points", "limit of the others", "safe by it"]
     return tables.markdown([*head, "of them lose", f"safe by {SAFE:g}", "of them lose"], body)
-
-
-def foreseen() -> str:
-    """How often, of a format that breaks a model and one that does not, the scores of the first move more."""
-    planted = json.loads((HOME / "planted.json").read_text(encoding="utf-8"))
-    pairs = {
-        "planted channels, 1 to 300 times as large (workshop model)": [
-            (row["noise"], row["nats"]) for row in planted["rows"]
-        ],
-        ", ".join(stored()): [
-            (line["cost"]["noise"], line["cost"]["nats"])
-            for gate in stored().values()
-            for line in gate["lines"]
-            if line["cost"] is not None
-        ],
-    }
-    pairs["all"] = [pair for some in pairs.values() for pair in some]
-    body = []
-    for name, some in pairs.items():
-        broken = [noise for noise, nats in some if nats >= BREAKS and noise is not None]
-        others = [noise for noise, nats in some if nats < BREAKS and noise is not None]
-        wins = sum((x > y) + (x == y) / 2 for x in broken for y in others)
-        area = f"{wins / (len(broken) * len(others)):.3f}" if broken and others else "–"
-        body.append([name, str(len(broken)), str(len(others)), area])
-    return tables.markdown(["of", "break", "do not", "area under the ROC curve"], body)

@@ -17,6 +17,8 @@ ABOUT = (
     "Decode steps and prompts of llama.cpp, of transformers' caches and of kvlab's engines, timed in turn in "
     "one process"
 )
+OF_CELL = ("model", "shape", "context", "simd")  # what cells differ in
+COLUMNS = ["model", "shape", "context", "threads", "engine", "method", "cpu_ms", "wall_ms", "fraction"]
 ROUNDS = 8
 CONTEXTS = dict.fromkeys(("workshop", "smollm2"), (256, 2048, 8192, 16384))
 NARROW, NARROW_CONTEXTS = ("bf16", "int8"), (256, 2048)  # weights beside fp32

@@ -151,25 +151,3 @@ def reuse(name: str = "reuse") -> str:
     asked = ", ".join([*shots(rows), rows[0]["task"]])
     star = "* differs from `full` (McNemar, p < 0.05)"
     return markdown(["method"], found, f"{models}; {asked}; {star}; {made(rows[0])}")
-
-
-def lengths(name: str = "beyond", band: str = "1024") -> str:
-    """Methods by bands of so many positions: perplexity within each, and the bytes held beside those of
-    `full`, mean over steps."""
-    rows, wide = study(name), int(band)
-    if not rows:
-        return not_made("make reproduce")
-    starts = sorted({at["position"] // wide * wide for at in rows[0]["rows"]})
-    full = next(row for row in rows if row["method"] == "full")
-    body = []
-    for row in rows:
-        line = [f"`{row['method']}`"]
-        for start in starts:
-            mine = [at for at in row["rows"] if start <= at["position"] < start + wide]
-            tokens = sum(at["tokens"] for at in mine)
-            line.append(f"{math.exp(sum(at['loss'] * at['tokens'] for at in mine) / tokens):.4g}")
-        share = row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
-        body.append([*line, f"{100 * share:.0f} %"])
-    of = f"{len(full['values'])} chunks of {full['chunk']} tokens, of which the first {full['prompt']}"
-    head = ["method", *(f"{start:,} to {start + wide - 1:,}" for start in starts), "bytes held"]
-    return markdown(head, body, f"{models_of([full])}; {of} are prefilled; {made(full)}")

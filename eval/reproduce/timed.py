@@ -1,4 +1,4 @@
-"""Tables of timed rows: decode steps and prompts, attention alone, and our methods beside kvpress's.
+"""Tables of timed rows: decode steps and prompts.
 
 Rows of steps are of a `kind`: "" for ordinary steps, "weights" (narrow ones) or "prompt" (the time of a whole
 prompt); the file's rows with another batch or number of layers are in no table.
@@ -6,10 +6,7 @@ prompt); the file's rows with another batch or number of layers are in no table.
 
 from __future__ import annotations
 
-import pandas
-
 from . import tables
-from .peers import DIFFERS, SIDES
 
 AGAINST = {  # kind of rows -> whose time is divided by whose
     "": (
@@ -103,64 +100,3 @@ def stands_on(rows: list[dict]) -> str:
         f"made {', '.join(sorted({row['made'][:10] for row in rows}))}, "
         f"code {', '.join(dict.fromkeys(row['code_digest'] for row in rows))}."
     )
-
-
-def kernels(simd: str, tokens: str) -> str:
-    """Attention alone over so many tokens, compiled for these instructions, formats by heads: the share of
-    the read bandwidth, and how many times as fast as fp32 sdpa."""
-    rows = [row for row in tables.study("attention") if row["simd"] == simd and row["tokens"] == int(tokens)]
-    rows = [row for row in rows if not row["kernel"].endswith("-decode")]
-    if not rows:
-        return tables.not_made("python -m eval attention")
-    cells = [
-        (f"`{row['kernel']}`", row["shape"], f"{row['fraction_of_bandwidth']:.0%} ({row['speedup']:.1f})")
-        for row in rows
-    ]
-    one, read = rows[0], [row["bandwidth_gbps"] for row in rows]
-    threads = "one thread" if one["threads"] == 1 else f"{one['threads']} threads added up"
-    note = (
-        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time of {threads}, which "
-        f"read {min(read):.1f} to {max(read):.1f} GB/s; made {one['made'][:10]}, code {one['code_digest']}."
-    )
-    shapes = dict.fromkeys(row["shape"] for row in rows)
-    head = f"{int(tokens):,} tokens: of the bandwidth (over sdpa)"
-    return tables.markdown([head], tables.grid(cells, shapes), note)
-
-
-def pairs(model: str) -> str:
-    """One model's methods beside those of kvpress: a line for each pair, means over tasks and protocols."""
-    rows = [row for row in tables.study("peers") if row["model"] == model]
-    if not rows:
-        return tables.not_made("make peers")
-    flat = pandas.json_normalize(rows)  # ours.value, theirs.value, ...
-    methods = flat.groupby("method", sort=False)
-    count, weighed = methods["n"].sum(), flat.apply(pandas.to_numeric, errors="coerce").mul(flat["n"], axis=0)
-    sums = weighed.groupby(flat["method"], sort=False).agg(lambda column: column.sum(skipna=False))
-    means = sums.div(count, axis=0)
-
-    def both(name: str, unit: float, digits: int) -> pandas.Series:
-        sides = [(unit * means[f"{side}.{name}"]).map(f"{{:.{digits}f}}".format) for side in SIDES]
-        return (sides[0] + " / " + sides[1]).mask(means[f"theirs.{name}"].isna(), "–")
-
-    percent = lambda name, digits: means[name].mul(100).map(f"{{:.{digits}f}} %".format)
-    body = pandas.DataFrame({
-        "kvpress": methods["press"].first().map("`{}`".format),
-        "held alike": percent("alike", 1), "heads the same": percent("same_heads", 1),
-        "but for the newest": percent("but_newest", 1),
-        "log-probabilities apart": means["apart"].map("{:.2g}".format),
-        "same answer": percent("same_answer", 0),
-        "right": both("value", 100, 0) + (50 / count**0.5).map(" ± {:.0f}".format),
-        "prefill, CPU ms": both("prefill", 1e3, 0), "step, CPU ms": both("step", 1e3, 1),
-        "cache, KB": both("bytes", 1e-3, 0), "peak, MB": both("peak", 1e-6, 1),
-        "why they differ": means.index.map(lambda method: DIFFERS.get(method, "")),
-    })  # fmt: skip
-    counts = ", ".join(
-        f"{task}, {protocol} {row['n']} ({row['tokens']} tokens, {row['kept']:g} held)"
-        for (task, protocol), row in {(row["task"], row["protocol"]): row for row in rows}.items()
-    )
-    one = rows[0]
-    note = (
-        f"{model} (digest {one['model_digest']}), float32, one thread; documents: "
-        f"{counts}; {one['machine']}, torch {one['torch']}, code {one['code_digest']}."
-    )
-    return tables.markdown(["ours"], body.rename("`{}`".format), note)

@@ -1,88 +1,15 @@
-"""The measurements that are studies: their options, and the cells of each."""
+"""The measurement `perplexity`: its options and cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
 
 from ..accuracy.taskset import STORIES
-from ..core.digests import code_digest, digest
+from ..core.digests import digest
 from ..core.errors import Failed, Problem, describe
-from ..core.measurement import Cell, Collected, Measurement, OfMethods, count, option
-
-LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
-
-
-@dataclass(kw_only=True)
-class Offload(Measurement):
-    """InfiniGen's published speeds (Lee et al. 2024), each beside ours: experiments, one cell each.
-
-    makers: {experiment: the module whose EXPERIMENTS holds it}; it returns what its cell is to hold.
-    """
-
-    name = home = "offload"
-    about = "time or simulate what InfiniGen published (offload.json and timelines)"
-    threads = 1  # the link's threads have the other cores
-    makers: ClassVar[dict[str, str]] = {
-        "latency": ".offload.simulated",
-        "breakdown": ".offload.simulated",
-        "link": ".offload.walltime",
-    }
-
-    experiments: tuple[str, ...] = option(
-        f"{', '.join(makers)} (default: all)", (), many=True, metavar="NAME"
-    )
-
-    def check(self) -> None:
-        for name in self.experiments:
-            if name not in self.makers:
-                raise Problem(f"--experiments {name}: expected one of {', '.join(self.makers)}")
-
-    def cell(self, experiment: str) -> Cell:
-        config = {"code": code_digest(), "threads": self.threads}
-        return Cell("random", "", f"{self.name}:{experiment}", config)
-
-    def cells(self) -> list[Cell]:
-        return [self.cell(name) for name in self.experiments or self.makers]
-
-    def make(self, cell: Cell) -> dict:
-        name = cell.task.removeprefix(f"{self.name}:")
-        found = import_module(self.makers[name], __package__).EXPERIMENTS[name]()
-        return {"device": "cpu", "threads": self.threads} | found
-
-    def found(self, store) -> dict[str, dict]:
-        """{experiment: its stored cell}, also those that were not asked for now."""
-        cells = {name: store.load(self.cell(name)) for name in self.makers}
-        return {name: cell for name, cell in cells.items() if cell}
-
-
-@dataclass(kw_only=True)
-class Attention(Collected):
-    """Decode attention alone, over packed K and V and over what there is without kernels. A cell is one
-    length."""
-
-    name = "attention"
-    about = "time decode attention alone, on random K and V (attention.json)"
-    threads = 1
-
-    limit: int | None = option("measure only the shortest length, with few repeats", type=count)
-
-    def cells(self) -> list[Cell]:
-        from .kernels import simd
-
-        lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
-        config = {"code": code_digest(), "repeats": repeats, "threads": 1, "simd": simd()}
-        return [
-            Cell("random", "", f"{self.name}:{tokens}", config | {"tokens": tokens}) for tokens in lengths
-        ]
-
-    def make(self, cell: Cell) -> dict:
-        from . import kernels
-
-        return {"rows": kernels.measure(cell.config["tokens"], cell.config["repeats"])}
+from ..core.measurement import Cell, OfMethods, count, option
 
 
 @dataclass(kw_only=True)

@@ -18,8 +18,6 @@ import kvlab
 from eval.command import main
 from eval.core.results import Store
 from eval.speed import models
-from eval.studies.offload import simulated
-from eval.studies.offload.published import row
 from kvlab import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,30 +37,14 @@ def python(*words: str, cwd: Path, program=sys.executable, **environment) -> sub
 # a finished run, started again
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Studies whose experiments are made in no time, and one context for speed."""
+def test_a_finished_run_says_so_and_shows_its_tables(folder, tmp_path, capsys, monkeypatch):
     from eval.speed import speed
 
     monkeypatch.setitem(speed.CONTEXTS, "model", (32, 1024))
     monkeypatch.setattr(speed, "REPEATS", 1)
     monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic"])
-    made = [row("latency", system, 1.0, "ms", "simulated", 2048) for system in ("full", "infinigen")]
-    monkeypatch.setitem(simulated.EXPERIMENTS, "latency", lambda: {"rows": made})
-
-
-@pytest.mark.parametrize(
-    ("words", "kinds"),
-    [
-        (["all", "--tasks", "recall", "--methods", "full", "int8", "--jobs", "0"], ("accuracy", "speed")),
-        (["offload", "--experiments", "latency"], ("offload",)),
-    ],
-)
-def test_a_finished_run_says_so_and_shows_its_tables(
-    small, folder, tmp_path, capsys, monkeypatch, words, kinds
-):
-    model = [] if words[0] == "offload" else ["--model", str(folder)]
-    words = [*words, *model, "--out", str(tmp_path / "out")]
+    words = ["all", "--tasks", "recall", "--methods", "full", "int8", "--jobs", "0"]
+    words += ["--model", str(folder), "--out", str(tmp_path / "out")]
     assert main(words) == 0
     first = capsys.readouterr()
     monkeypatch.setattr(Store, "save", lambda *_: pytest.fail("a cell was made again"))
@@ -70,12 +52,11 @@ def test_a_finished_run_says_so_and_shows_its_tables(
     assert main(words) == 0
     again = capsys.readouterr()
     assert again.out == first.out
-    for kind in kinds:
+    for kind in ("accuracy", "speed"):
         (line,) = (line for line in again.err.splitlines() if f" {kind} cells are kept" in line)
         kept, _, total, *_ = line.split()
         assert kept == total and line.endswith("everything is there")
-    if "speed" in kinds:
-        assert "speed at 1024 tokens is left out" in again.err  # the tiny model takes 512
+    assert "speed at 1024 tokens is left out" in again.err  # the tiny model takes 512
 
 
 # files that cannot be written, readers that are gone

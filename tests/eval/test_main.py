@@ -65,7 +65,7 @@ def refused(capsys, *words: str) -> str:
         (["report", "--out", "nowhere"], "no results"),
         (["merge", "nowhere", "--out", "there"], "no cells"),
         (["all", "--suite", "attention"], "invalid choice: 'attention'"),
-        (["offload", "--experiments", "latncy"], "expected one of latency, breakdown, link"),
+        (["reproduce", "--studies", "passges"], "expected one of passages"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):

@@ -1,5 +1,6 @@
 """The simulator, against schedules worked out by hand and against what the modelled link recorded."""
 
+from collections import defaultdict
 from itertools import pairwise
 
 import pytest
@@ -8,10 +9,9 @@ from hypothesis import strategies as st
 from tiny import linked, prompt, tiny
 
 import kvlab
-from eval.studies.offload.walltime import works
 from kvlab.arithmetic import MACHINES, SHAPES
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, Work, simulate
-from kvlab.measure.timeline import record
+from kvlab.measure.timeline import Timeline, record
 from kvlab.place import ModelledLink
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
@@ -77,6 +77,38 @@ def test_whatever_the_work(asks, fetch, write, steps, parts):
     for s in inward:
         early = s.layer == 0 and s.what == "prefetch" and s.submitted > 0
         assert s.end <= attends[s.step + early, s.layer]
+
+
+def works(timeline: Timeline) -> list[list[Work]]:
+    """The work that a recorded timeline shows: what each layer computed and asked for at each step.
+
+    Record it over a link that is fast enough not to matter; what the first layer of the first step had asked
+    for before the recording began is taken to be what it asked for next.
+    """
+    seconds: dict = defaultdict(float)
+    for span in timeline.compute:
+        seconds[span.what, span.step, span.layer] += span.seconds
+    carried = {}
+    for span in timeline.transfers:
+        early = span.layer == 0 and span.what == "prefetch"  # for the step after
+        carried[span.lane, span.step + early, span.layer] = span
+    steps = 1 + max(span.step for span in timeline.compute)
+    layers = 1 + max(span.layer for span in timeline.compute)
+    found = []
+    for step in range(steps):
+        row = []
+        for layer in range(layers):
+            fetch = carried.get(("to device", step, layer)) or carried.get(("to device", step + 1, layer))
+            write = carried.get(("to host", step, layer))
+            project, attention, ffn, selection = (
+                seconds[what, step, layer] for what in ("project", "attention", "ffn", "selection")
+            )
+            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if selection else AHEAD}
+            ask = kinds[fetch.what] if fetch else NEVER
+            sizes = (span.bytes if span else 0 for span in (fetch, write))
+            row.append(Work(project, attention, ffn, selection, ask, *sizes))
+        found.append(row)
+    return found
 
 
 @pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=9", "infinigen:budget=9", "full"])
