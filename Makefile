@@ -153,15 +153,10 @@ QUICK ?=
 reproduce: $(READY) ## make every stored study again, hours (QUICK=1: in small, under ten minutes)
 	$(PY) -m eval reproduce $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS))
 
-bench: $(READY) ## run the full speed grid on a wider model (about half an hour); PEERS=1: beside llama.cpp
-ifdef PEERS
-	$(PY) -m eval steps
-	$(PY) -m eval steps --collect
-else
+bench: $(READY) ## run the full speed grid on a wider model (about half an hour)
 	$(PY) -m eval speed --suite wide --out results/bench
 	@echo
 	@echo "The results: results/bench"
-endif
 
 # The wheel is made from the source package, in a folder of its own: nothing that lies in build/ gets into it.
 wheel: $(READY) ## build what an index would hold, a wheel and a source package, into dist/, and check them

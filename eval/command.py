@@ -35,7 +35,6 @@ from .core.results import RUN, Store
 from .core.show import LOG, Show
 from .core.study import COMMAND, expanded, loaded, said
 from .gpu.plan import Gpu
-from .reproduce.steps import Steps
 from .reproduce.studies import Reproduce
 from .speed.speed import Speed
 from .studies.measurements import Perplexity
@@ -99,12 +98,12 @@ class Merge(Measurement):
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (
-    Accuracy, Speed, Steps, Perplexity, Gpu, Reproduce, Report, Merge,
+    Accuracy, Speed, Perplexity, Gpu, Reproduce, Report, Merge,
 )  # fmt: skip
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
     Gpu: ".gpu.page",
-    Steps: ".reproduce.documents", Reproduce: ".reproduce.documents",
+    Reproduce: ".reproduce.documents",
 }  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("measure accuracy, agreement and speed, then write the report", (Accuracy, Speed))} | {

@@ -18,7 +18,7 @@ BELOW = {"kvlab": (), "eval": ("kvlab",), "course": ("kvlab", "eval")}
 BY_NAME = {  # modules that import others by strings which only a run knows
     "kvlab.harness", "kvlab.finding", "eval.command", "eval.start", "eval.core.workers",
     "eval.cluster.actor", "eval.gpu.plan", "eval.gpu.worker",
-    "eval.reproduce.llama", "course.harness", "course.site", "eval.tasks.humaneval", "eval.tasks.needles",
+    "eval.speed.llama", "course.harness", "course.site", "eval.tasks.humaneval", "eval.tasks.needles",
 }  # fmt: skip
 STARTS = ("kvlab.cli", "kvlab.doctor", "eval.", "course.")  # command lines that answer before torch is loaded
 

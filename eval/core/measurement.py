@@ -326,20 +326,3 @@ def record(cell: Cell, found: dict, threads: int | None) -> dict:
     stands_on |= {key: found.pop(key) for key in stands_on if key in found}  # where it was made, if elsewhere
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {**vars(cell), **found, "made": made, **stands_on}
-
-
-@dataclass(kw_only=True)
-class Collected(Measurement):
-    """A measurement that documents of this project show."""
-
-    collect: bool = option(
-        "copy stored cells into docs/results and the pages, and measure nothing", False, action="store_true"
-    )
-
-    @property
-    def in_documents(self) -> bool:
-        """Whether collected rows go to docs/results, or beside their cells."""
-        return self.collect
-
-    def run(self, store, show) -> int:
-        return 0 if self.collect else super().run(store, show)

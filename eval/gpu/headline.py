@@ -8,9 +8,6 @@ middle of the 128 that it writes; `total_s` is the prompt's time and 128 times t
 memory is modelled as everywhere in kvlab: on the real link its pages cost nothing besides their bytes, which
 flatters it; on the throttled one they pay for their faults. No managed memory is asked for. On the throttled
 link the prompt is not run again: its time is worked out from that on the real link (`prefill_modelled`).
-`predicted` is the simulator with this machine's measured bandwidth, operations, link and launches
-(`launches.py`); `error` and `error_total` are its errors for a step and for `total_s`, in per cent of the
-row's values.
 """
 
 from __future__ import annotations
@@ -25,17 +22,24 @@ import psutil
 import torch
 
 import kvlab
-from kvlab.arithmetic import Machine
 from kvlab.link import Link
-from kvlab.models import ModelShape
 from kvlab.place import CudaLink
 from kvlab.spec import parse
 
-from . import link as links
-from . import models, predict
-from .launches import Launches, measured
+from . import models
 from .unit import FIRST, LAST, NEXT, Unit
 
+PUBLISHED_LINK = 16e9  # bytes per second: the paper's PCIe 3.0
+STEPS = 128  # tokens that the paper's experiment writes
+SYSTEMS = {  # the method that is measured; h2o holds a fifth, infinigen fetches a tenth
+    "full": "static",
+    "uvm": "uvm",
+    "uvm+h2o": "uvm+h2o",
+    "offload": "offload",
+    "offload+int4": "offload+int4",
+    "offload+h2o": "offload+h2o",
+    "infinigen": "infinigen:budget=0.1",
+}
 COUNTED = 3  # steps, after one that is not
 PAGE_LATENCY = 10e-6  # seconds that a transfer of the throttled link pays
 HOST_PART = 0.7  # of the host's free memory that caches may take
@@ -44,7 +48,7 @@ PINNED_ROUNDING = 2.1  # a pinned buffer takes up to the next power of two
 
 def units(size: str) -> list[Unit]:
     if size == "dry":
-        given = {"model": "small-opt", "prompt": 96, "batch": 2, "systems": list(predict.SYSTEMS)}
+        given = {"model": "small-opt", "prompt": 96, "batch": 2, "systems": list(SYSTEMS)}
         return [Unit("headline", "small-opt, 96 tokens, batch 2", FIRST, 25, given)]
     some, rest = ["full", "offload", "infinigen"], ["offload+int4", "offload+h2o", "uvm", "uvm+h2o"]
     return [
@@ -86,36 +90,25 @@ def throttled(bench) -> Link:
 
 def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> dict:
     made = models.made(bench, model)
-    machine, launches = asked(bench), measured(bench, predict.SYSTEMS, lambda: throttled(bench))
     about = {"model": model, "prompt": prompt, "batch": fitting(bench, model, prompt, batch)}
     if bench.on_gpu:
         warm(bench, made, prompt, about["batch"])
     rows = []
     for system in systems:
         try:
-            serves = models.for_method(bench, model, predict.SYSTEMS[system])
+            serves = models.for_method(bench, model, SYSTEMS[system])
             rows += of_system(bench, serves, system, about)
         except Exception as error:
             rows.append({"system": system, **about, "left_out": bench.left_out(system, error)})
         bench.tidy()
-    predict_bars(rows, machine, ModelShape.of(models.published(model)), about, launches)
-    rows.append({"system": "the simulator's machine", **about, **vars(machine), **vars(launches)})
     steps = ", ".join(f"{row['system']} {row['ms']:.0f} ms" for row in rows if row.get("link") == "real")
     return {"rows": rows, "line": steps}
-
-
-def asked(bench) -> Machine:
-    """This machine as the simulator knows one: all measured now."""
-    size = 2**28 if bench.on_gpu else 2**20
-    host, here = links.pinned(bench, size), links.device(bench, size)
-    times = bench.interleaved({"copy": lambda: here.copy_(host, non_blocking=True)}, 5)["copy"]
-    return Machine(bench.flops, bench.bandwidth, size / statistics.median(times) * 1e3, 100e9)
 
 
 def fitting(bench, name: str, prompt: int, batch: int) -> int:
     """The largest batch whose cache fits on the device beside the weights, and twice into pinned memory; says
     so where it is not the whole."""
-    size = models.kv_bytes(name, prompt + predict.STEPS, 1)
+    size = models.kv_bytes(name, prompt + STEPS, 1)
     here, host = bench.free_bytes() / 1.5, HOST_PART * psutil.virtual_memory().available / PINNED_ROUNDING
     rows = max(1, min(batch, int(min(here, host) // size)))
     if rows < batch:
@@ -133,15 +126,15 @@ def warm(bench, model, prompt: int, batch: int) -> None:
 
 def started(bench, model, system: str, prompt: int, batch: int):
     """(cache that holds a prompt and writes at its middle, its link, seconds that the prompt took)."""
-    spec = parse(predict.SYSTEMS[system])
+    spec = parse(SYSTEMS[system])
     link = None
     if system == "full":
-        spec = replace(spec, parameters={"length": prompt + predict.STEPS})
+        spec = replace(spec, parameters={"length": prompt + STEPS})
     else:
         link = throttled(bench)
         spec = replace(spec, parameters=spec.parameters | {"link": link})
     cache = kvlab.make_cache(model, spec)
-    generator, tokens = torch.Generator().manual_seed(prompt), prompt + predict.STEPS // 2
+    generator, tokens = torch.Generator().manual_seed(prompt), prompt + STEPS // 2
     ids = torch.randint(4, model.config.vocab_size, (batch, tokens), generator=generator).to(bench.device)
     bench.sync()
     begun = time.perf_counter()
@@ -164,7 +157,7 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
     def step():
         model(ids, past_key_values=cache)
 
-    for where, bandwidth in (("real", math.inf), ("throttled", predict.PUBLISHED_LINK)):
+    for where, bandwidth in (("real", math.inf), ("throttled", PUBLISHED_LINK)):
         if link is not None:
             link.bandwidth = bandwidth
         elif rows:  # nothing crosses: both get the same bar, with the measured prompt
@@ -176,7 +169,7 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
         rows.append({
             "system": system, **about, "link": where, "prefill_s": prefill + slower,
             "prefill_modelled": bandwidth != math.inf, "ms": ms, "ms_low": min(times), "ms_high": max(times),
-            "repeats": COUNTED, "total_s": prefill + slower + predict.STEPS * ms / 1e3,
+            "repeats": COUNTED, "total_s": prefill + slower + STEPS * ms / 1e3,
             "moved_bytes": cache.stats().moved_bytes,
         })  # fmt: skip
     return rows
@@ -184,21 +177,8 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
 
 def later(system: str, prefill: float, out: float) -> float:
     """Seconds that a prompt of so many takes longer where K and V need `out` seconds to leave: beside the
-    computation, under unified memory after it (as in `predict.prefill_seconds`)."""
+    computation, under unified memory after it."""
     return out if system.startswith("uvm") else max(0.0, out - prefill)
-
-
-def predict_bars(rows: list[dict], machine: Machine, shape, about: dict, launches: Launches) -> None:
-    """The simulator's prediction of every bar, and how far it is off."""
-    for row in rows:
-        if "ms" in row:
-            carries = machine.link if row["link"] == "real" else min(predict.PUBLISHED_LINK, machine.link)
-            on = replace(machine, link=carries)
-            launched = {"launches": launches.of(row["system"]), "paged": row["link"] != "real"}
-            said = predict.bar(row["system"], on, shape, about["prompt"], about["batch"], **launched)
-            row["predicted_ms"], row["predicted_total_s"] = said["step_ms"], said["total_s"]
-            row["error"] = 100 * (said["step_ms"] / row["ms"] - 1)
-            row["error_total"] = 100 * (said["total_s"] / row["total_s"] - 1)
 
 
 def beside(rows: list[dict]) -> list[dict]:

@@ -123,6 +123,7 @@ def render(found: list[Board], figures: list[dict], store: Store, answers: tuple
             matrix=matrix,
             how_to_read=ABOUT,
             columns=COLUMNS,
+            baselines=BASELINES,
             figures=figures,
             headline=headline,
             is_share=is_share,

@@ -25,7 +25,8 @@ ASKED = (  # what rows beside each other were asked alike
     "model_digest",
 )  # fmt: skip
 PLACE = ("model", "protocol", "task")
-NAMES = (*PLACE, "method", "budget")  # of the flat table
+OF_CELL = (*PLACE, "method")  # what cells differ in
+NAMES = (*OF_CELL, "budget")  # of the flat table
 
 
 def rows_of(folders: Iterable[Path]) -> list[dict]:
@@ -48,13 +49,13 @@ def rows_of(folders: Iterable[Path]) -> list[dict]:
     return made
 
 
-def write(rows: list[dict], about: str, of_cell: tuple, file: Path, say) -> None:
+def write(rows: list[dict], about: str, file: Path, say) -> None:
     """The file of these rows and those that it has of other cells, in its order, new ones last; says how
-    many there are. of_cell: what cells differ in."""
+    many there are."""
     if not rows:
         return
     stored, order = read(file), {}
-    before, parts = others(rows, stored, of_cell), (of_cell[:-1], of_cell)
+    before, parts = others(rows, stored), (PLACE, OF_CELL)
     for row in stored:
         for names in parts:
             order.setdefault(place(row, names), len(order))
@@ -64,12 +65,12 @@ def write(rows: list[dict], about: str, of_cell: tuple, file: Path, say) -> None
     say(f"{len(rows)} rows in {file}{beside}")
 
 
-def others(made: list[dict], stored: list[dict], of_cell: tuple) -> list[dict]:
+def others(made: list[dict], stored: list[dict]) -> list[dict]:
     """The stored rows comparable with these: from other cells and, for the same model and task, asked in the
     same way (`ASKED`: the same documents, say)."""
-    cells, asked = {place(row, of_cell) for row in made}, {place(row): place(row, ASKED) for row in made}
+    cells, asked = {place(row, OF_CELL) for row in made}, {place(row): place(row, ASKED) for row in made}
     beside = lambda row: asked.get(place(row), place(row, ASKED)) == place(row, ASKED)
-    return [row for row in stored if place(row, of_cell) not in cells and beside(row)]
+    return [row for row in stored if place(row, OF_CELL) not in cells and beside(row)]
 
 
 def place(row: dict, names: tuple = PLACE) -> tuple:

@@ -10,7 +10,7 @@ from ..accuracy.accuracy import Accuracy
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT
 from ..core.errors import Problem
-from ..core.measurement import Collected, Measurement, option
+from ..core.measurement import Measurement, option
 from ..core.results import Store
 from ..studies.measurements import Perplexity
 
@@ -24,12 +24,15 @@ ONE = ["0.2"]  # the budgets of a quick run
 
 
 @dataclass(kw_only=True)
-class Reproduce(Collected):
+class Reproduce(Measurement):
     """Studies are measurements of other kinds, each in folders of its own."""
 
     name = home = "reproduce"
     about = "run the studies of docs/results whose cells are missing, and collect them"
 
+    collect: bool = option(
+        "copy stored cells into docs/results and the pages, and measure nothing", False, action="store_true"
+    )
     studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
     quick: bool = option("run a few documents each, and collect in --out only", False, action="store_true")
     rows: Path | None = option(  # noqa: RUF009

@@ -19,12 +19,12 @@ WIDE = {  # the wide suite's Llama: 4 layers, hidden 1024, 8 heads of 128
 }  # fmt: skip
 
 
-def wide_model(**changes):
-    """The wide suite's Llama with random weights, the same every time; changes: of its configuration."""
+def wide_model():
+    """The wide suite's Llama with random weights, the same every time."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**WIDE | changes)).eval()
+    return LlamaForCausalLM(LlamaConfig(**WIDE)).eval()
 
 
 def load(options: dict, attention: str):

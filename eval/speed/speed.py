@@ -31,7 +31,7 @@ class Speed(Pooled):
     when its last repeat is in."""
 
     name = "speed"
-    about = "time prefill and decode beside transformers' own caches, then write the report"
+    about = "time prefill and decode beside transformers' caches and llama.cpp's, then write the report"
     maker = f"{PACKAGE}.speed.timing"
 
     suite: str = option(
@@ -108,12 +108,25 @@ class Speed(Pooled):
         if self.weights != "fp32":
             shared["weights"] = self.weights
         methods = {name: self.configuration(method=code, **shared) for name, code in self.codes.items()}
-        methods |= {name: self.configuration(**shared) for name in baselines()}
+        methods |= {name: self.configuration(**shared) for name in baselines(self.beside_llama())}
         return [
             Cell(self.model_name, method, f"{SPEED}{self.suite}:{context}", config)
             for context in self.contexts
             for method, config in methods.items()
         ]
+
+    def beside_llama(self) -> bool:
+        """Whether llama.cpp is timed, too: on a CPU, a model that it reads in fp32 or as narrow as ours."""
+        import torch
+
+        from kvlab.models import configuration
+
+        from . import llama
+
+        on_cpu = self.device == "cpu" or (self.device is None and not torch.cuda.is_available())
+        if not (llama.there() and on_cpu and self.dtype in (None, "float32")):
+            return False
+        return self.wide or llama.takes(configuration(self.model), self.weights)
 
     def configuration(self, **more) -> dict:
         found = super().configuration(**more)

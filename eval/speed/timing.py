@@ -1,4 +1,4 @@
-"""Timing one method in one process: kvlab's loop, or transformers' caches through `generate`.
+"""Timing one method in one process: kvlab's loop, transformers' caches through `generate`, or llama.cpp.
 
 Everything here times a batch of one row.
 
@@ -10,18 +10,21 @@ Everything here times a batch of one row.
     waited       part of the time in which the process had no core: others were busy (see `BUSY`)
     fraction_of_bandwidth   read_gbps / the machine's measured read bandwidth
 
-`Ours.measure` and `Theirs.measure` return what one repeat found, `summarize` makes the numbers of these. What
+`measure` of a class returns what one repeat found, `summarize` makes the numbers of these. What
 it returns goes into the cell and into speed.json as it is; `eval/report/tables.py` says what is shown.
 
-transformers' caches (see `baselines.py`) run with its own sdpa attention on a model of their own.
+transformers' caches (see `baselines.py`) run with its own sdpa attention on a model of their own. llama.cpp
+reads a file of the same model, its weights as narrow as those of kvlab's engine.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
@@ -30,7 +33,8 @@ from kvlab.arithmetic import kv_bytes_per_token, read_bandwidth
 from kvlab.faster import engine_of
 from kvlab.models import ModelShape
 
-from .baselines import BASELINES, cache_of
+from . import llama
+from .baselines import BASELINES, LLAMA, cache_of
 from .models import STEPS, WIDE_CONTEXT, load, prompt, tensor_bytes, weight_bytes
 
 STEPS_RECOMPUTE = 3  # tokens decoded per repeat by `recompute`, where each step costs a prefill
@@ -68,7 +72,7 @@ class Ours:
 
     def __init__(self, options: dict):
         self.model, self.method = load(options, "kvlab"), options["method"]
-        self.engine = engine_of(self.model)
+        self.engine, self.weights = engine_of(self.model), weight_bytes(self.model)
 
     def measure(self, context: int) -> dict:
         cache = kvlab.make_cache(self.model, self.method)
@@ -89,7 +93,7 @@ class Theirs:
 
     def __init__(self, options: dict):
         self.model, self.kind = load(options, "sdpa"), options["method"]
-        self.engine = "eager"
+        self.engine, self.weights = "eager", weight_bytes(self.model)
 
     def measure(self, context: int) -> dict:
         ids, cache = prompt(self.model, context), cache_of(self.kind, self.model.config, context + 1)
@@ -104,10 +108,43 @@ class Theirs:
         }
 
 
+class Llama:
+    """llama.cpp with one type of K and V, on as many threads as torch has here."""
+
+    def __init__(self, options: dict):
+        self.model = load(options, "sdpa")
+        self.kind, _, flash = options["method"].removeprefix(LLAMA).partition("-")
+        self.flash, weights = bool(flash) or self.kind != "f32", options.get("weights", "fp32")
+        self.engine = "llama.cpp" + (f", {weights} weights" if weights != "fp32" else "")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.gguf"
+            self.weights = llama.write(self.model, file, llama.OF_WEIGHTS[weights])
+            self.loaded = llama.Model(file)  # the mapping outlives the name
+
+    def measure(self, context: int) -> dict:
+        ids, threads = prompt(self.model, context)[0].tolist(), torch.get_num_threads()
+        run = llama.Context(self.loaded, self.kind, self.flash, context + 1, threads)
+        stamps = [time.perf_counter()]
+        for part in (ids, *([1] for _ in range(STEPS))):
+            run.feed(part)
+            stamps.append(time.perf_counter())
+        run.close()
+        ms = [(after - before) * 1e3 for before, after in pairwise(stamps)]
+        held = kv_bytes_per_token(ModelShape.of(self.model), llama.BITS[self.kind]) * run.held
+        return {
+            "prefill_ms": ms[0],
+            "steps_ms": ms[1:],
+            "device_bytes": int(held),
+            "host_bytes": 0,
+            "moved_bytes": 0,
+            "tokens_held": run.held,
+        }
+
+
 def setup(options: dict, report: Callable) -> Callable:
     """A worker's handler: a context -> one repeat's measurements; "about" -> their provenance."""
-    kind = Theirs if options["method"] in BASELINES else Ours
-    timed = kind(options)
+    method = options["method"]
+    timed = (Llama if method.startswith(LLAMA) else Theirs if method in BASELINES else Ours)(options)
     shape = ModelShape.of(timed.model)
     longest = shape.context or WIDE_CONTEXT
     timed.measure(min(64, longest))  # first-use costs fall here
@@ -119,7 +156,7 @@ def setup(options: dict, report: Callable) -> Callable:
         if job == "about":
             return {
                 "longest": longest,
-                "weight_bytes": weight_bytes(timed.model),
+                "weight_bytes": timed.weights,
                 "token_bytes": kv_bytes_per_token(shape, 8 * timed.model.dtype.itemsize),
                 "device": str(timed.model.device),
                 "engine": timed.engine,

@@ -42,7 +42,7 @@ def test_a_finished_run_says_so_and_shows_its_tables(folder, tmp_path, capsys, m
 
     monkeypatch.setitem(speed.CONTEXTS, "model", (32, 1024))
     monkeypatch.setattr(speed, "REPEATS", 1)
-    monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic"])
+    monkeypatch.setattr(speed, "baselines", lambda llama: ["hf-dynamic"])
     words = ["all", "--tasks", "recall", "--methods", "full", "int8", "--jobs", "0"]
     words += ["--model", str(folder), "--out", str(tmp_path / "out")]
     assert main(words) == 0

@@ -17,7 +17,7 @@ from eval.speed import speed, timing
 def short(monkeypatch):
     monkeypatch.setitem(speed.CONTEXTS, "model", (32, 48))
     monkeypatch.setattr(speed, "REPEATS", 2)
-    monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
+    monkeypatch.setattr(speed, "baselines", lambda llama=False: ["hf-dynamic", "hf-static", "hf-quantized"])
 
 
 def test_a_run_from_the_command_line(folder, tmp_path, capsys):

@@ -28,17 +28,13 @@ def test_a_stage_measures_something_of_every_unit(bench, unit):
     assert found["line"]
 
 
-def test_the_headline_sets_every_system_beside_flexgen_the_ideal_and_the_simulator(bench):
+def test_the_headline_sets_every_system_beside_flexgen_and_the_ideal(bench):
     given = {"model": "small-opt", "prompt": 64, "batch": 2}
     found = headline.measure(bench, **given, systems=["full", "offload", "infinigen"])
-    assert {(row["system"], row["link"]) for row in found["rows"][:-1]} == {
+    assert {(row["system"], row["link"]) for row in found["rows"]} == {
         (system, link) for system in ("full", "offload", "infinigen") for link in ("real", "throttled")
     }
-    assert found["rows"][-1]["link"] > 0, "what the simulator was told"
-    for row in found["rows"][:-1]:
-        assert row["predicted_ms"] > 0
-        assert row["error"] == pytest.approx(100 * (row["predicted_ms"] / row["ms"] - 1))
-        assert row["error_total"] == pytest.approx(100 * (row["predicted_total_s"] / row["total_s"] - 1))
+    for row in found["rows"]:
         assert row["prefill_modelled"] == (row["link"] == "throttled" and row["system"] != "full")
         assert row["total_s"] == pytest.approx(row["prefill_s"] + 128 * row["ms"] / 1e3)
     by = {(row["system"], row["link"]): row for row in headline.beside(found["rows"])}

@@ -18,29 +18,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvlab.models import ModelShape
-
 from ..core.digests import ROOT
+from ..core.machine import version
 
 HOME = ROOT / ".llama"
 LIBRARY = HOME / "build" / "bin"
-TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q5_0": 6, "q4_0": 2}  # of K and V, by their numbers in ggml.h
-BITS = {
-    "f32": 32.0,
-    "f16": 16.0,
-    "q8_0": 8.5,
-    "q5_0": 5.5,
-    "q4_0": 4.5,
-}  # of a value, the scales of its block included
-CHUNK = 512  # tokens of a sequence with which a cache is filled
+TYPES = {"f32": 0, "q8_0": 8, "q4_0": 2}  # of K and V, by their numbers in ggml.h
+BITS = {"f32": 32.0, "q8_0": 8.5, "q4_0": 4.5}  # of a value, the scales of its block included
+CHUNK = 512  # tokens of a prompt that pass at once
 SPARE = 256  # slots beyond the tokens asked for: llama.cpp pads to as many
 OF_WEIGHTS = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0"}  # their name for weights that are as narrow
 BLOCK = 32  # weights of a row that share a scale in q8_0
 
 
 def there() -> bool:
-    """Whether the library has been built."""
-    return any(LIBRARY.glob("libllama.*"))
+    """Whether the library has been built, and what writes its files is installed."""
+    return any(LIBRARY.glob("libllama.*")) and version("gguf") is not None
 
 
 @cache
@@ -57,24 +50,20 @@ def bindings():
     return found
 
 
-def features() -> str:
-    """What the library says of the machine and of how it was built."""
-    return bindings().llama_print_system_info().decode().strip()
-
-
-def holds(model, kind: str) -> bool:
-    """Whether llama.cpp can hold all matrices of this model in a type of `OF_WEIGHTS`."""
-    return kind != "q8_0" or all(one.shape[-1] % BLOCK == 0 for one in model.parameters() if one.dim() > 1)
+def takes(config, weights: str) -> bool:
+    """Whether llama.cpp is built, and runs a model of this configuration of transformers with weights as
+    narrow: a Llama whose positions are rotated in the plain way."""
+    rows = (getattr(config, name, 1) for name in ("hidden_size", "intermediate_size"))
+    plain = (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "default"
+    fits = weights != "int8" or all(row % BLOCK == 0 for row in rows)
+    return there() and config.model_type == "llama" and plain and fits
 
 
 def write(model, file: Path, kind: str = "f32") -> int:
     """Write a Llama model of transformers as a GGUF file, without its tokenizer, its matrices in a type of
     `OF_WEIGHTS`, all else in fp32. Returns the bytes that a step reads: all but an input embedding of its
-    own. ValueError where the type cannot hold it."""
+    own."""
     import gguf
-
-    if not holds(model, kind):
-        raise ValueError(f"{kind} holds rows of a multiple of {BLOCK} weights alone")
 
     config, state = model.config, model.state_dict()
     writer = gguf.GGUFWriter(file, "llama")
@@ -129,20 +118,15 @@ class Model:
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot read {file}")
 
-    def close(self) -> None:
-        self.api.llama_model_free(self.model)
-
 
 class Context:
-    """A run (see `turns.Run`) with a cache for one sequence, K and V both of a type of `TYPES`. RuntimeError
-    where llama.cpp does not make it: quantized V needs flash attention."""
+    """A cache for one sequence of so many tokens, K and V both of a type of `TYPES`. RuntimeError where
+    llama.cpp does not make it: quantized V needs flash attention."""
 
-    def __init__(self, model: Model, shape: ModelShape, kind: str, flash: bool, tokens: int, threads: int):
-        self.api, self.vocabulary = model.api, shape.vocabulary
-        self.per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * BITS[kind] / 8
+    def __init__(self, model: Model, kind: str, flash: bool, tokens: int, threads: int):
+        self.api = model.api
         params = self.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = tokens + SPARE, CHUNK, CHUNK
-        params.n_seq_max, params.kv_unified = max(1, -(-tokens // CHUNK)), True
         params.type_k = params.type_v = TYPES[kind]
         params.flash_attn_type = int(flash)
         params.n_threads = params.n_threads_batch = threads
@@ -150,48 +134,27 @@ class Context:
         self.context = self.api.llama_init_from_model(model.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp makes no context with {kind}, flash attention {flash}")
-        self.memory = self.api.llama_get_memory(self.context)
         self.batch = self.api.llama_batch_init(CHUNK, 0, 1)
-        self.position = self.held = 0
+        self.held = 0
 
     def close(self) -> None:
         self.api.llama_batch_free(self.batch)
         self.api.llama_free(self.context)
 
-    def threads(self, count: int) -> None:
-        self.api.llama_set_n_threads(self.context, count, count)
+    def feed(self, ids: list[int]) -> None:
+        """The next tokens of the sequence. The logits after the last one are made, but not read, since they
+        would be copied."""
+        for start in range(0, len(ids), CHUNK):
+            part, batch = ids[start : start + CHUNK], self.batch
+            batch.n_tokens = len(part)
+            for i, token in enumerate(part):
+                batch.token[i], batch.pos[i] = token, self.held + i
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+                batch.logits[i] = i == len(part) - 1
+            if error := self.api.llama_decode(self.context, batch):
+                raise RuntimeError(f"llama_decode failed with code {error}")
+            self.held += len(part)
 
-    def fill(self, tokens: int, shape: ModelShape | None = None) -> None:
-        """Fill an empty cache with so many tokens. Each chunk is a sequence of its own and attends to itself;
-        then all cells join sequence 0, whose next token attends to every one of them."""
-        for chunk, start in enumerate(range(0, tokens, CHUNK)):
-            self._decode([1 + (start + i) % 97 for i in range(min(CHUNK, tokens - start))], 0, chunk)
-            if chunk:
-                self.api.llama_memory_seq_cp(self.memory, chunk, 0, -1, -1)
-        self.position, self.held = min(CHUNK, tokens), tokens
-
-    def feed(self, ids: Tensor) -> Tensor:
-        """The next tokens `[1, tokens]` of sequence 0 -> logits `[vocabulary]` after the last one."""
-        for chunk in ids[0].split(CHUNK):
-            self._next(chunk.tolist())
-        return torch.tensor(self.api.llama_get_logits_ith(self.context, -1)[: self.vocabulary])
-
-    def step(self) -> None:  # its logits are not read, since they would be copied
-        self._next([1])
-
-    def bytes(self) -> int:
-        return int(self.held * self.per_token)
-
-    def _next(self, ids: list[int]) -> None:
-        self._decode(ids, self.position, 0)
-        self.position, self.held = self.position + len(ids), self.held + len(ids)
-
-    def _decode(self, ids: list[int], position: int, sequence: int) -> None:
-        batch = self.batch
-        batch.n_tokens = len(ids)
-        for i, token in enumerate(ids):
-            batch.token[i], batch.pos[i] = token, position + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-            batch.logits[i] = i == len(ids) - 1
-        if error := self.api.llama_decode(self.context, batch):
-            raise RuntimeError(f"llama_decode failed with code {error}")
+    def logits(self, vocabulary: int) -> Tensor:
+        """Those after the last token, `[vocabulary]`."""
+        return torch.tensor(self.api.llama_get_logits_ith(self.context, -1)[:vocabulary])
