@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from itertools import chain
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -27,13 +25,13 @@ from kvlab.decode import Stepper
 from kvlab.devices import entry_of
 
 from .batching import TAIL, TOKENS_LONG, Meter, metric_row, steps_at_once
-from .clock import Clock
 from .kept import Kept
-from .prefill import shared
+from .scoring import Scorer
 
 PROMPT = 256  # tokens of a story that are prompt
 DECODED = 24  # predictions scored per story
 STORIES = 48  # at most
+REFERENCE = "full cache as reference"
 
 
 def prompts(tokenizer, texts: list[str], limit: int | None, longest: int) -> Tensor:
@@ -89,60 +87,45 @@ def measure(
     methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. A method that fails has
     its exception instead. kept: where finished batches are kept.
     """
-    clock = Clock()
-    caches = {"full cache as reference": kvlab.make_cache(model, "full")}
-    methods = {str(method): method for method in methods}
-    caches |= {name: kvlab.make_cache(model, method) for name, method in methods.items()}
-    meters = {name: Meter() for name in caches}
-    rows: dict[str, list] = {name: [] for name in methods}
-    errors: dict[str, Exception] = {}
-    work = SimpleNamespace(
-        caches=caches,
-        meters=meters,
-        clock=clock,
-        errors=errors,
-        held={},
-        contexts=Counter(),
-        tokens=Counter(),
-    )
+    specs = {str(method): method for method in methods}
+    caches = {REFERENCE: kvlab.make_cache(model, "full")}
+    caches |= {name: kvlab.make_cache(model, spec) for name, spec in specs.items()}
     kept = kept or Kept()
-    name = kept.of("agreement", ids.tolist())
+    scorer = Scorer(
+        model, caches, batch_size, ids.shape[1], kept=kept, name=kept.of("agreement", ids.tolist())
+    )
+    rows: dict[str, list] = {name: [] for name in specs}
     rows_at_once = math.ceil(len(ids) / math.ceil(len(ids) / min(batch_size, TOKENS_LONG // PROMPT)))
     parts = ids.to(entry_of(model)).split(rows_at_once)
     for index, part in enumerate(parts):
-        compute = lambda: _batch(model, work, part)  # noqa: B023
-        for method, found in kept.batch(work, name, [index], compute).items():
+        for method, found in scorer.batch([index], lambda: _batch(scorer, part)).items():  # noqa: B023
             rows[method].append(found)
         advance(index + 1, len(parts))
+    clock = scorer.clock
     clock.stop()
-    of_all = clock.total - clock.prepared - sum(clock.own[name] for name in methods)  # prefill and reference
-    more = {"prefill_seconds": of_all, "together": len(methods)}
+    of_all = clock.total - clock.prepared - sum(clock.own[name] for name in specs)  # prefill and reference
+    more = {"prefill_seconds": of_all, "together": len(specs)}
     return {
-        name: errors.get(name) or _numbers(rows[name], meters[name], clock.own[name]) | more
-        for name in methods
+        name: scorer.errors.get(name) or _numbers(rows[name], scorer.meters[name], clock.own[name]) | more
+        for name in specs
     }
 
 
-def _batch(model, work: SimpleNamespace, part: Tensor) -> dict[str, list[list[float]]]:
-    """{method: (top1 of each row, kl of each row)}; who fails is left out, its error in `work.errors`."""
-    prompt, reference, rows = part[:, : part.shape[1] - DECODED + 1 - TAIL], None, {}
-    for name, stepper, logits in shared(model, work.caches, prompt, None, last=True, clock=work.clock):
-        try:
-            if isinstance(logits, Exception):
-                raise logits
-            found = predictions(stepper, part, work.meters[name])
-        except Exception as error:
-            if reference is None:
-                raise
-            work.errors[name] = error
-            continue
-        if reference is None:
-            reference = found
-        else:
-            rows[name] = [column.tolist() for column in compare(reference, found)]
-    for name in work.errors:
-        work.caches.pop(name, None)
-    return rows
+def _batch(scorer: Scorer, part: Tensor) -> dict[str, list[list[float]]]:
+    """{method: (top1 of each row, kl of each row)}; who fails is left out. Raises what the reference does."""
+    prompt, reference = part[:, : part.shape[1] - DECODED + 1 - TAIL], []
+
+    def score(name: str, stepper: Stepper, logits: Tensor) -> list | None:
+        found = predictions(stepper, part, scorer.meters[name])
+        if name == REFERENCE:
+            reference.append(found)
+            return None
+        return [column.tolist() for column in compare(reference[0], found)]
+
+    rows = scorer.each(scorer.caches, prompt, None, True, score)
+    if REFERENCE in scorer.errors:
+        raise scorer.errors[REFERENCE]
+    return {name: found for name, found in rows.items() if name != REFERENCE}
 
 
 def _numbers(rows: list[list[list[float]]], meter: Meter, seconds: float) -> dict:

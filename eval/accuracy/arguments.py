@@ -10,18 +10,11 @@ import torch
 
 from kvlab.spec import Spec
 
-BATCH = 64  # rows decoded together
-
 
 def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
     """A method whose further parameters came as arguments of their own, since lm-eval splits at commas."""
     extra = ",".join(f"{name}={value}" for name, value in parameters.items())
     return f"{method}{',' if ':' in str(method) else ':'}{extra}" if extra else method
-
-
-def rows_at_once(batch_size) -> int:
-    """lm-eval's batch size as a number: "auto" is as many as usual."""
-    return BATCH if str(batch_size).startswith("auto") else int(batch_size)
 
 
 def without_cuda(device: str | None) -> str | None:

@@ -45,7 +45,8 @@ from kvlab.spec import Spec, parse
 
 from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
-from .arguments import BATCH, evaluating, rows_at_once, with_parameters, without_cuda
+from ..core.measurement import USUAL, rows_at_once
+from .arguments import evaluating, with_parameters, without_cuda
 from .batching import PREFILLED, Meter
 from .boundaries import check_until
 from .choosing import choice
@@ -66,7 +67,7 @@ os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
 
 def identity(
-    pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=BATCH,
+    pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=USUAL,
     device=None, dtype=None, engine="eager", max_length=None, max_batch_size=None, tokenizer=None,
     device_map=None, tp=False, **parameters,
 ) -> str:  # fmt: skip
@@ -102,7 +103,7 @@ class KVLabLM(Texts):
     shots_of_tasks: ClassVar[dict[str | None, int]] = {}  # task -> its examples; None: those of any other one
 
     def __init__(
-        self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
+        self, pretrained=None, method="full", *, tokenizer=None, batch_size=USUAL, device=None,
         dtype=None, engine="eager", max_length=None, max_batch_size=None, protocol=INSIDE, evict=None,
         context_until=None, device_map=None, tp=False, **parameters,
     ):  # fmt: skip

@@ -62,9 +62,9 @@ def count(text: str) -> int:
     return int(text)
 
 
-def rows_at_once(text: str) -> int:
+def rows_at_once(said: str | int) -> int:
     """A number of rows; lm-eval's "auto" is the usual one."""
-    return USUAL if text.startswith("auto") else count(text)
+    return USUAL if str(said).startswith("auto") else count(str(said))
 
 
 @dataclass(kw_only=True)

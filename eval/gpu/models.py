@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 import kvlab
-from kvlab.attention import Recorded
 from kvlab.faster import graphed
 from kvlab.models import ModelShape
-from kvlab.visibility import CAUSAL
 
 SHAPES = {  # the publishers' configurations; OPT's positions go as far as the experiments need
     "Llama-3-8B": ("llama", {
@@ -92,23 +90,6 @@ def sharing(model):
     """A copy that shares the weights."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
-
-
-@torch.no_grad()
-def fill(bench, model, cache, tokens: int, batch: int) -> None:
-    """Fill an empty cache with random K and V of `tokens` tokens, made on the device, the same in every
-    layer, as if a prompt had been fed."""
-    shape, generator = ModelShape.of(model), torch.Generator(bench.device).manual_seed(0)
-    size = (batch, shape.kv_heads, tokens, shape.head_dim)
-    like = {"device": bench.device, "dtype": model.dtype, "generator": generator}
-    keys, values = torch.randn(size, **like), torch.randn(size, **like)
-    last = torch.randn(batch, shape.heads, min(tokens, 64), shape.head_dim, **like)
-    query = last.repeat(1, 1, -(-tokens // last.shape[2]), 1)[:, :, :tokens]
-    for layer in cache.attending:
-        received = None
-        if layer.observes:
-            received = torch.rand(size[:3], device=bench.device, generator=generator)
-        layer.fill(Recorded(query, keys, values, CAUSAL, shape.head_dim**-0.5), received)
 
 
 def next_ids(bench, batch: int) -> Tensor:

@@ -14,6 +14,7 @@ import re
 import torch
 
 import kvlab
+from kvlab.measure.machines import fill_random
 from kvlab.spec import name_of, parse
 from kvlab.store import Float8, Int, Static
 
@@ -105,7 +106,7 @@ class Run:
             self.cache = their_cache(method, self.model, tokens, batch, bench)
         else:
             self.cache = our_cache(bench, self.model, method, tokens)
-            models.fill(bench, self.model, self.cache, tokens, batch)
+            fill_random(self.model, self.cache, tokens, batch)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -157,17 +158,12 @@ def our_cache(bench, model, method: str, tokens: int):
 
 def their_cache(name: str, model, tokens: int, batch: int, bench):
     """A cache of transformers' own that holds random K and V of `tokens` tokens."""
-    from transformers import DynamicCache, QuantizedCache, StaticCache
+    from ..speed.baselines import cache_of
 
     shape = kvlab.models.ModelShape.of(model)
     size = (batch, shape.kv_heads, tokens, shape.head_dim)
     keys, values = (torch.randn(size, device=bench.device, dtype=model.dtype) for _ in "kv")
-    if name == "hf-static":
-        cache = StaticCache(config=model.config, max_cache_len=tokens + SPARE)
-    elif name == "hf-fp8":
-        cache = QuantizedCache(config=model.config, backend="fp8")
-    else:
-        cache = DynamicCache(config=model.config)
+    cache = cache_of("hf-quantized" if name == "hf-fp8" else name, model.config, tokens + SPARE)
     for layer in range(shape.layers):
         cache.update(keys, values, layer)
     return cache

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 import kvlab
 from eval.gpu import models, right
 from kvlab import late
+from kvlab.measure.machines import fill_random
 
 WAITS = (  # what makes the host wait for a GPU, where the tensor is on one
     "item", "tolist", "nonzero", "equal", "allclose", "masked_select", "unique",
@@ -54,7 +55,7 @@ def test_no_decode_step_waits_for_the_device(bench, method):
     """A method that offloads waits by what it is."""
     model = right.small_model(bench.device, torch.float32)
     cache, ids = kvlab.make_cache(model, method), models.next_ids(bench, 2)
-    models.fill(bench, model, cache, 100, 2)
+    fill_random(model, cache, 100, 2)
     for _ in range(2):
         model(ids, past_key_values=cache)
     with Waits() as named, refusing_late():
