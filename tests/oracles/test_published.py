@@ -23,11 +23,22 @@ from kvlab.measure import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 1.52  # InfiniGen's time of a block over the ideal, OPT-13B, 8 rows of 2,048 tokens
+MOST_FETCHED = {  # --max-num-kv of InfiniGen: (tokens in all, most that a step fetches)
+    "figure14": (1920 + 128, 400), "figure15": (1920 + 128, 409), "figure16a": (384 + 128, (384 + 128) // 5),
+    "figure16b": (1920 + 128, 409),
+}  # fmt: skip
 
 
 def code_of(chapter: str) -> str:
     cells = json.loads((ROOT / "notebooks" / f"{chapter}.ipynb").read_text())["cells"]
     return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+@pytest.mark.parametrize("figure", MOST_FETCHED)
+def test_the_published_runs_fetch_up_to_a_fifth(figure):
+    """The talk says "up to 10 %"."""
+    tokens, most = MOST_FETCHED[figure]
+    assert most / tokens == pytest.approx(0.2, abs=0.005)
 
 
 @pytest.fixture(scope="module")
