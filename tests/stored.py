@@ -1,6 +1,14 @@
-"""A cell as runs store it, for tests of what is made of cells."""
+"""Cells as runs store them, and the report of some, for tests of what is made of cells."""
 
+import csv
+import io
+
+from rich.console import Console
+
+from eval import report
+from eval.core.cells import written
 from eval.core.machine import machine, versions
+from eval.core.results import Store
 
 
 def cell(method="full", task="recall", outcomes=(1.0, 0.0, 1.0, 0.0), **more) -> dict:
@@ -14,3 +22,21 @@ def cell(method="full", task="recall", outcomes=(1.0, 0.0, 1.0, 0.0), **more) ->
         "bytes": {"device_bytes": 8.0, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 9},
         "versions": versions(), **more,
     }  # fmt: skip
+
+
+def store_of(out, cells) -> Store:
+    """A folder that holds these cells, whatever they say."""
+    store = Store(out)
+    store.prepare()
+    for place, one in enumerate(cells):
+        store.files.write(f"{place}.json", written(one))
+    return store
+
+
+def reported(store: Store, width=200, **how) -> tuple[str, str, list[dict], list]:
+    """(what is printed, the page, the rows of accuracy.csv, the paths of its files) of a folder's report."""
+    out = io.StringIO()
+    paths = report.write(store, console=Console(file=out, width=width), **how)
+    file = store.out / "accuracy.csv"
+    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))) if file.is_file() else []
+    return out.getvalue(), (store.out / "report.html").read_text(), rows, paths

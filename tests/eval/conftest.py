@@ -47,6 +47,24 @@ def nothing_of_another_command(monkeypatch):
     monkeypatch.setattr(KVLabLM, "shots_of_tasks", {})
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """They take their time."""
+    monkeypatch.setattr("eval.report.draw", lambda *_: [])
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty folder of results, whose warnings are in `lines`."""
+    from eval.core.results import Store
+
+    lines = []
+    made = Store(tmp_path / "deep" / "out", lines.append)
+    made.prepare()
+    made.lines = lines
+    return made
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Folder of a Llama with 3 layers, 4 heads on 2 KV heads, context 512, and a byte-level BPE."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
-from rich.console import Console
+from stored import reported
 
-from eval import report
 from eval.core.results import Store
 from eval.report import answers
 
@@ -43,10 +41,9 @@ def store(tmp_path):
 
 def write(store, **how) -> tuple[str, str, list[dict]]:
     """What is printed, the page, and the lines."""
-    out = io.StringIO()
-    report.write(store, console=Console(file=out, width=100), **how)
+    printed, *_ = reported(store, width=100, **how)
     told = (store.out / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    return out.getvalue(), (store.out / "answers.html").read_text(encoding="utf-8"), [*map(json.loads, told)]
+    return printed, (store.out / "answers.html").read_text(encoding="utf-8"), [*map(json.loads, told)]
 
 
 def test_what_was_lost_comes_first(store):

@@ -18,15 +18,6 @@ def cell(**more) -> dict:
     return stored.cell(outcomes=[1.0, 0.0, 0.0, 0.5], **about | {"made": "2026-11-01T00:00:00+00:00"} | more)
 
 
-@pytest.fixture
-def store(tmp_path):
-    lines = []
-    made = Store(tmp_path / "out", lines.append)
-    made.prepare()
-    made.lines = lines
-    return made
-
-
 def test_a_cell_is_what_was_written_and_has_no_sum_inside():
     assert parsed(written(cell(pair=(1, 2), nothing=float("nan")))) == cell(pair=[1, 2], nothing=None)
 
@@ -56,9 +47,8 @@ WRONG = [None, 3, True, "x", [], [1], {}, {"a": 1}]
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, monkeypatch):
+def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, no_pictures):
     """Anything in the place of anything, in a cell without a sum."""
-    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
     dice = random.Random(seed)
     out = tmp_path / "out"
     store = Store(out)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 
 import pytest
 import stored
-from rich.console import Console
+from stored import reported, store_of
 
-from eval import report
-from eval.core.cells import written
 from eval.core.comparable import comparable
 from eval.core.measurement import Cell
-from eval.core.results import Store
 from eval.report import tables
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
@@ -23,18 +18,6 @@ CONFIG |= {"protocol": "question-inside", "task": "ddd"}
 
 def cell(method="full", task="recall", made="2026-01-01", value=0.5, **config):
     return stored.cell(method, task, [value] * 4, config=CONFIG | config, made=made)
-
-
-def shown(out, cells) -> tuple[str, str, list[dict]]:
-    """What a report of these cells prints, its page, and the rows of accuracy.csv."""
-    store, console = Store(out), io.StringIO()
-    store.prepare()
-    for place, one in enumerate(cells):
-        store.files.write(f"{place}.json", written(one))
-    report.write(store, console=Console(file=console, width=200))
-    with open(out / "accuracy.csv", encoding="utf-8") as file:
-        told = list(csv.DictReader(file))
-    return console.getvalue(), (out / "report.html").read_text(), told
 
 
 def names(cells) -> set[str]:
@@ -51,15 +34,10 @@ def names(cells) -> set[str]:
 )
 def test_a_cell_made_otherwise_is_left_out(key, value, said, tmp_path):
     """The newest cell says what the tables are about; the other is in no table, file or mean."""
-    store = Store(tmp_path)
-    store.prepare()
     other = cell("int4", value=0.25)
     other["config"][key] = value
-    store.save(other)
-    store.save(cell("full", made="2026-02-02"))
-    out = io.StringIO()
-    report.write(store, console=Console(file=out, width=80))
-    printed, page = out.getvalue(), (tmp_path / "report.html").read_text()
+    store = store_of(tmp_path, [other, cell("full", made="2026-02-02")])
+    printed, page, *_ = reported(store, width=80)
     line = f"left out, made under other settings: int4 on recall ({said})"
     assert line in printed.splitlines()
     assert line in page and '<th scope="row">int4</th>' not in page
@@ -78,7 +56,7 @@ def test_a_cell_made_otherwise_is_left_out(key, value, said, tmp_path):
 def test_another_setting_has_a_table_of_its_own(key, value, titles, tmp_path):
     """The newest cell's table is first; every number of accuracy.csv says its setting."""
     other = cell("int4", value=0.25, **{key: value})
-    printed, page, told = shown(tmp_path, [other, cell("full", made="2026-02-02")])
+    printed, page, told, _ = reported(store_of(tmp_path, [other, cell("full", made="2026-02-02")]))
     assert [f"m, {title}: Results for m." in printed for title in titles] == [True, True]
     assert printed.index(titles[0]) < printed.index(titles[1])
     assert all(f"kvlab · m: {title}" in page for title in titles)
@@ -92,7 +70,7 @@ def test_two_protocols_share_a_table(tmp_path):
     cells = [cell(), cell("int4", value=0.0), cell(value=1.0, **first), cell("int4", value=1.0, **first)]
     for one in cells[2:]:
         one["bytes"]["device_bytes"] = 4.0
-    printed, page, told = shown(tmp_path, cells)
+    printed, page, told, _ = reported(store_of(tmp_path, cells))
     lines = [line.split() for line in printed.splitlines()]
     assert ["method", "acc", "acc"] in lines and ["int4", "0.0*▼", "100.0"] in lines
     assert ["question-", "context-"] in lines and ["inside", "first"] in lines
@@ -111,19 +89,13 @@ def test_two_protocols_share_a_table(tmp_path):
 
 def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):
     """Marked, and named beneath; what differs in anything else stays out."""
-    store = Store(tmp_path)
-    store.prepare()
-    store.save(cell("full", made="2026-02-02"))
-    store.save(cell("int4", code="old"))
-    store.save(cell("int8", code="old", task="chain", limit=2))
-    store.save(cell("int8", task="recall", **{"model": "bbb"}))
-    out = io.StringIO()
-    report.write(store, console=Console(file=out, width=80), any_code=True)
-    printed = " ".join(out.getvalue().split())
+    cells = [cell("full", made="2026-02-02"), cell("int4", code="old"), cell("int8", **{"model": "bbb"})]
+    cells.append(cell("int8", code="old", task="chain", limit=2))
+    printed, page, *_ = reported(store_of(tmp_path, cells), width=80, any_code=True)
+    printed = " ".join(printed.split())
     assert "50.0†" in printed and "compared with the rest: int4 on recall (old)" in printed
     assert "left out, made under other settings: int8 on recall (model bbb, not aaa)" in printed
     assert "m, limit 2: " in printed and "int8 on chain (old)" in printed
-    page = (tmp_path / "report.html").read_text()
     assert '<th scope="row">int4</th>' in page
 
 

@@ -9,9 +9,8 @@ from eval.core.results import Store
 
 
 @pytest.fixture
-def words(folder, monkeypatch):
+def words(folder, no_pictures):
     """Words of a run of four cells; two processes, or shards, take a task each."""
-    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
     found = ["accuracy", "--model", str(folder), "--limit", "1", "--tasks", "recall", "chain"]
     return [*found, "--methods", "full", "h2o:budget=0.5", "--out"]
 

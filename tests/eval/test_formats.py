@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 
 import pytest
-from rich.console import Console
+from stored import reported, store_of
 
 import kvlab
-from eval import report
-from eval.core.cells import written
-from eval.core.results import Store
 
 from .test_statistics import cell
 
@@ -25,20 +21,15 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("results"))
-    store.prepare()
     timed = {"context": 256, "decode_ms": 2.5, "prefill_ms": 9.0, "device_bytes": 5, "host_bytes": 2}
     speed = cell("full", 0, task="speed:model:256", rows=[timed]) | {"metrics": []}
-    for place, one in enumerate([*CELLS, speed]):
-        store.files.write(f"{place}.json", written(one))
-    return store
+    return store_of(tmp_path_factory.mktemp("results"), [*CELLS, speed])
 
 
 def make(store, form):
-    out = io.StringIO()
-    path = report.write(store, console=Console(file=out, width=120), form=form)[1]
-    assert out.getvalue().strip().endswith(f"report: {path}")
-    return path
+    printed, *_, paths = reported(store, width=120, form=form)
+    assert printed.strip().endswith(f"report: {paths[1]}")
+    return paths[1]
 
 
 def test_latex_is_whole(folder):

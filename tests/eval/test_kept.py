@@ -13,9 +13,8 @@ TIMES = ("made", "seconds", "prefill_seconds", "sum")
 
 
 @pytest.fixture
-def words(folder, monkeypatch):
+def words(folder, monkeypatch, no_pictures):
     """Words of a run of several batches a task, all methods together."""
-    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
     monkeypatch.setattr(batching, "TOKENS_LONG", 600)
     monkeypatch.setattr(agreement, "TOKENS_LONG", 600)
     found = ["accuracy", "--model", str(folder), "--limit", "5", "--jobs", "0", "--batch-size", "2"]

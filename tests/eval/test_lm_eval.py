@@ -197,11 +197,14 @@ def test_bad_input_is_one_line(ours, capsys, tmp_path, monkeypatch, words, said)
 
 
 PIQA = {"goal": "cool tea", "sol1": "wait", "sol2": "boil it", "label": 0}
+TASKS = ("recall", "hellaswag")  # a prompt by its bare name, and a function that reads a field
 TEXTS = {
     "broken": (json.dumps(PIQA) + '\n{"goal":\n', "line 2: this is no JSON (Expecting value)"),
     "empty": ("\n", "this file has no rows"),
     "lists": ("[1, 2]\n", "line 1: expected a JSON object, got '1'"),
     "words": (f'{json.dumps(PIQA)}\n\n"a"\n', "line 3: expected a JSON object, got 'a'"),
+    "recall": ('{"contxt": "a", "choices": ["a"], "label": 0}', "line 1: the task needs a field 'context'"),
+    "hellaswag": ('{"ctx_a": "a"}', "line 1: the task needs a field 'ctx_b'"),
     "other": (json.dumps(ROWS[0]), "line 1: the task needs a field 'goal'; the row has"),
     "lacks": (
         json.dumps(PIQA) + '\n{"goal": "x", "sol1": "a", "label": 0}',
@@ -213,27 +216,12 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_rows_that_a_task_cannot_read_are_one_line(ours, capsys, tmp_path, name):
     """With file and line, before anything is computed."""
-    file, (text, said) = tmp_path / f"{name}.jsonl", TEXTS[name]
+    file, (text, said), task = tmp_path / "rows.jsonl", TEXTS[name], name if name in TASKS else "piqa"
     file.write_text(text)
-    assert main([*ours, "--tasks", "piqa", "--data", f"piqa={file}"]) == 2
+    assert main([*ours, "--tasks", task, "--data", f"{task}={file}"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"error: --data piqa={file}: {said}"), line
+    assert line.startswith(f"error: --data {task}={file}: {said}"), line
     assert not list((tmp_path / "out").glob("cells/*.json"))
-
-
-@pytest.mark.parametrize(
-    ("task", "row", "field"),
-    [
-        ("recall", {"contxt": "a", "choices": ["a"], "label": 0}, "context"),
-        ("hellaswag", {"ctx_a": "a"}, "ctx_b"),
-    ],
-)
-def test_a_field_that_is_missing(ours, capsys, tmp_path, task, row, field):
-    """Of one that is a prompt by its bare name, and of one that a function of the task reads."""
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    assert main([*ours, "--tasks", task, "--data", f"{task}={tmp_path / 'rows.jsonl'}"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"line 1: the task needs a field {field!r}" in line
 
 
 def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):

@@ -52,10 +52,7 @@ def refused(capsys, *words: str) -> str:
         ([], "command"),
         (["evaluate"], "invalid choice"),
         (["all", "--limit", "0"], "--limit"),
-        (
-            ["accuracy", "--engine", "compiled", "--device-map", "auto"],
-            "is in one piece",
-        ),
+        (["accuracy", "--engine", "compiled", "--device-map", "auto"], "is in one piece"),
         (["all", "--device", "cuda:99"], "CUDA"),
         (["all", "--methods", "h20"], "h2o"),
         (["all", "--methods", "h2o:budget=1.5"], "budget=1.5"),
@@ -66,6 +63,25 @@ def refused(capsys, *words: str) -> str:
         (["merge", "nowhere", "--out", "there"], "no cells"),
         (["all", "--suite", "attention"], "invalid choice: 'attention'"),
         (["reproduce", "--studies", "passges"], "expected one of passages"),
+        (["accuracy", "--model", "X", "--model_args", "pretrained=Y"], "name one of them"),
+        (["accuracy", "--model_args", "dtype=auto"], "dtype=auto"),
+        (["accuracy", "--samples", "nowhere.json"], "numbers of documents"),
+        (["accuracy", "--samples", '{"recall": [-1]}'], "numbers of documents"),
+        (["accuracy", "--samples", '{"cloze": [1]}', "--tasks", "recall"], "not among --tasks"),
+        (["accuracy", "--samples", '{"chain": [1]}', "--tasks", "chain", "--limit", "2"], "name one of them"),
+        (["accuracy", "--shard", "3/2"], "expected I/N"),
+        (["accuracy", "--shard", "1"], "expected I/N"),
+        (["accuracy", "--shard", "9/9", "--tasks", "recall", "--methods", "full"], "nothing in it"),
+        (["accuracy", "--device", "cpu,cpu", "--jobs", "2"], "one process on each"),
+        (["accuracy", "--device", "cpu,meta"], "one kind"),
+        (["accuracy", "--device", "cpu,"], "expected cpu"),
+        (["accuracy", "--on", "slurm"], "expected ray, or ray:HOST:PORT"),
+        (["accuracy", "--on", "ray:"], "expected ray, or ray:HOST:PORT"),
+        (["accuracy", "--actors", "2"], "--actors: needs --on ray"),
+        (["accuracy", "--gpus-per-actor", "-1"], "not a number of at least 0"),
+        (["accuracy", "--cpus-per-actor", "nan"], "not a number of at least 0"),
+        (["perplexity", "--text", "no.txt"], "--text no.txt: there is no such file"),
+        (["perplexity", "--chunk", "64", "--prompt", "64"], "expected 2 to 63"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):
@@ -143,10 +159,9 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_two_settings_are_beside_each_other_in_one_folder(
-    folder, tmp_path, option, values, capsys, monkeypatch
+    folder, tmp_path, option, values, capsys, no_pictures
 ):
     """Nothing finished is made again or replaced, in whatever order they are asked for."""
-    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
     base = ["accuracy", "--model", str(folder), "--limit", "2", "--jobs", "0", "--tasks", "recall"]
     base += ["--out", str(tmp_path / "out"), "--methods", "full", "sinks:sinks=1"]
     seen = {}

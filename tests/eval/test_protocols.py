@@ -94,19 +94,6 @@ def prefilled(lm) -> int:
     return sum(scorer.prefilled for scorer, *_ in lm._known.values())
 
 
-def test_many_questions_prefill_one_context(loaded, asked):
-    """Counted in tokens: each context once, however many questions and choices there are."""
-    counts = {}
-    for protocol in (FIRST, MANY):
-        lm = KVLabLM(loaded[0], "h2o:budget=0.4", tokenizer=loaded[1], protocol=protocol)
-        lm.loglikelihood(choices(asked), disable_tqdm=True)
-        counts[protocol] = prefilled(lm)
-        assert lm.prefills()["prefilled_tokens"] == counts[protocol]
-    once = sum(len(loaded[1](context).input_ids) for context in CONTEXTS)
-    assert counts == {FIRST: len(QUESTIONS) * once, MANY: once}
-    assert lm.prefills()["contexts"] == len(CONTEXTS)
-
-
 @pytest.mark.parametrize(
     "method",
     ["h2o:budget=0.4", "snapkv:budget=12,window=4", "int4", "topk:budget=0.3", "kvzip:budget=0.4", "adakv"],
@@ -271,21 +258,23 @@ def test_bad_protocols_and_cuts(loaded, asked):
 
 
 def test_every_method_counts_the_contexts_that_it_was_filled_from(loaded, asked):
-    """Methods share one prefill, which each of them counts; under `reuse` those that choose tokens are filled
-    from another question's prompt besides, and `recompute` from nothing."""
+    """Methods share one prefill, which each of them counts, once a context under `many-questions`; under
+    `reuse` those that choose tokens are filled from another question's prompt besides, and `recompute` from
+    nothing."""
     methods = ["full", "snapkv:budget=12,window=4", "int4", "recompute"]
     length = lambda text: len(loaded[1](text).input_ids)
     once = sum(map(length, CONTEXTS))
     whole = sum(length(f"{c}\nQuestion: {q}") for c in CONTEXTS for q in QUESTIONS)
     found = {}
-    for protocol in (MANY, REUSE):
+    for protocol in (FIRST, MANY, REUSE):
         lm = KVLabLM(loaded[0], methods[0], tokenizer=loaded[1], protocol=protocol)
         lm.together(methods)
         for method in methods:
             lm.use(method)
             lm.loglikelihood(choices(asked), disable_tqdm=True)
             found[protocol, method] = tuple(lm.prefills().values())[:2]
-        assert prefilled(lm) == {MANY: once, REUSE: len(QUESTIONS) * once + whole}[protocol]
+        every = len(QUESTIONS) * once
+        assert prefilled(lm) == {FIRST: every, MANY: once, REUSE: every + whole}[protocol]
     for method in methods[:3]:
         assert found[MANY, method] == (len(CONTEXTS), once)
     questions = len(CONTEXTS) * len(QUESTIONS)

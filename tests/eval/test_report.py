@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 import stored
-from rich.console import Console
 
 import kvlab
 from eval import report
@@ -67,16 +65,9 @@ def store(tmp_path_factory):
     return made
 
 
-def write(store, width=80):
-    """(what is printed, the page, paths of its files)."""
-    out = io.StringIO()
-    paths = report.write(store, console=Console(file=out, width=width))
-    return out.getvalue(), (store.out / "report.html").read_text(), paths
-
-
 @pytest.fixture(scope="module")
 def written(store):
-    return write(store)
+    return stored.reported(store, width=80)
 
 
 class Page(HTMLParser):
@@ -111,7 +102,7 @@ class Page(HTMLParser):
 
 
 def test_every_method_is_everywhere(written):
-    printed, page, _ = written
+    printed, page, *_ = written
     for method in (*kvlab.FIRST_WAVE, *BASELINES):
         assert method in printed
         assert f'<th scope="row">{method}</th>' in page
@@ -133,7 +124,7 @@ def test_the_page_stands_by_itself(written):
 
 
 def test_marks_and_headline(written, store):
-    printed, page, _ = written
+    printed, page, *_ = written
     (board,) = tables.boards(list(store.records()))
     entries = {m: board.entries[m, "recall"] for m in board.methods if m in board.scored}
     assert [m for m, e in entries.items() if e.worst] == ["sinks"]

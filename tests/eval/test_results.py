@@ -21,15 +21,6 @@ from eval.core.merge import merge
 from eval.core.results import Store
 
 
-@pytest.fixture
-def store(tmp_path):
-    lines = []
-    made = Store(tmp_path / "deep" / "out", lines.append)
-    made.prepare()
-    made.lines = lines
-    return made
-
-
 def test_a_cell_comes_back_only_for_its_own_settings(store):
     store.save(cell(config={"limit": None, "pair": (1, 2)}))
     wanted = Cell("m", "full", "recall", {"limit": None, "pair": (1, 2)})

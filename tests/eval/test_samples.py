@@ -12,10 +12,7 @@ from eval.accuracy.batching import shares_held
 from eval.command import main
 from eval.core.results import Store
 
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # they take their time
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def run(folder, out, *words: str) -> list[tuple[dict, list[dict]]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import random
 
 import pytest
-from rich.console import Console
+from stored import reported, store_of
 
-from eval import report
 from eval.core.errors import Problem
-from eval.core.results import Store
 from eval.report import significance, tables
 from eval.report.statistics import mcnemar
 
@@ -54,17 +51,13 @@ def test_every_two_methods_are_compared_once():
 
 
 def test_another_method_is_the_reference(tmp_path):
-    store, out = Store(tmp_path), io.StringIO()
-    store.prepare()
-    for one in CELLS:
-        store.save(one)
-    report.write(store, console=Console(file=out, width=200), against="snapkv")
-    assert "* differs from snapkv:budget=0.2 by more than noise, each pair by itself." in out.getvalue()
+    store = store_of(tmp_path, CELLS)
+    printed, *_ = reported(store, against="snapkv")
+    assert "* differs from snapkv:budget=0.2 by more than noise, each pair by itself." in printed
     (board,) = tables.boards(CELLS, against="snapkv:budget=0.2")
     told = {row["method"]: (row["lost"], row["won"], row["differs"]) for row in board.rows}
     assert told["full"] == (0, 8, True) and told["snapkv:budget=0.2"] == (0, 0, False)
     assert board.rows[0]["device_bytes_of_full"] is not None
-    report.write(store, console=Console(file=out, width=200), against="all")
-    assert "Every pair of methods on recall" in out.getvalue()
+    assert "Every pair of methods on recall" in reported(store, against="all")[0]
     with pytest.raises(Problem, match="--against tova: expected one of full, "):
-        report.write(store, console=Console(file=out), against="tova")
+        reported(store, against="tova")

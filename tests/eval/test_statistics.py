@@ -1,19 +1,14 @@
 """What the report calls noise, guessing and a front; budgets, rows and their files."""
 
-import csv
-import io
 from types import SimpleNamespace
 
 import pytest
 import stored
 import torch
-from rich.console import Console
 from scipy.stats import binomtest
 
 import kvlab
-from eval import report
 from eval.accuracy.worker import chance
-from eval.core.results import Store
 from eval.report import budgets, statistics, tables
 
 
@@ -23,6 +18,7 @@ def test_mcnemar_is_the_exact_binomial_test(lost, won):
     full = [1.0] * lost + [0.0] * won + [1.0] * 7
     expected = binomtest(lost, lost + won).pvalue if lost + won else 1.0
     assert statistics.mcnemar(ours, full) == (lost, won, pytest.approx(expected))
+    assert statistics.differs(ours, full) == (expected < 0.05)  # six lost answers are more than noise
 
 
 def test_parts_of_an_answer_are_no_matter_for_mcnemar():
@@ -46,21 +42,9 @@ def cell(method, right, count=40, task="recall", **more):
     return stored.cell(method, task, [1.0] * right + [0.0] * (count - right), **about | more)
 
 
-def written(tmp_path, cells):
-    """(what is printed, the page, the rows of accuracy.csv)."""
-    store, out = Store(tmp_path), io.StringIO()
-    store.prepare()
-    for one in cells:
-        store.save(one)
-    paths = report.write(store, console=Console(file=out, width=200))
-    with open(tmp_path / "accuracy.csv", encoding="utf-8") as file:
-        told = list(csv.DictReader(file))
-    return out.getvalue(), (tmp_path / "report.html").read_text(), told, paths
-
-
 def test_where_full_guesses_no_method_is_compared(tmp_path):
     cells = [cell("full", 12), cell("h2o:budget=0.2", 0), cell("int4", 3)]
-    printed, page, told, _ = written(tmp_path, cells)
+    printed, page, told, _ = stored.reported(stored.store_of(tmp_path, cells))
     words = "which does not beat guessing (25.0 %) by two standard errors; no method is compared there"
     assert words in printed and words in page
     assert "*" not in printed.partition("Per cent")[0] and "▲" not in printed.partition("Per cent")[0]
@@ -73,7 +57,7 @@ def test_curves_rows_and_floor(tmp_path):
     floor = {"metric": "acc", "value": 0.5, "stderr": 0.08, "n": 40, "higher_is_better": True}
     cells = [cell("full", 38, floor=floor), cell("int4", 37)]
     cells += [cell(f"h2o:budget={b}", n, scored=0.4) for b, n in ((0.1, 5), (0.4, 30))]
-    printed, page, told, paths = written(tmp_path, cells)
+    printed, page, told, paths = stored.reported(stored.store_of(tmp_path, cells))
     assert tmp_path / "budgets.svg" in paths and "budget by budget" in page
     assert "full without any shots, the floor, answers 50.0 ± 8.0 %" in printed
     assert "chosen by a rule more than by the method's own score: h2o:budget=0.1 (40 %)" in printed
@@ -93,13 +77,13 @@ def test_what_a_context_costs_stands_beside_the_bytes(tmp_path, protocol):
     counted = {"contexts": 10, "prefilled_tokens": 1230, "prefill_seconds": 2.0}
     config = cell("full", 38)["config"] | {"protocol": protocol}
     cells = [cell("full", 38, config=config, **counted), cell("h2o:budget=0.2", 5, config=config)]
-    printed, page, told, _ = written(tmp_path / "it", cells)
+    printed, page, told, _ = stored.reported(stored.store_of(tmp_path / "it", cells))
     costs = [line.split() for line in printed.partition("contexts")[2].splitlines() if line.strip()]
     found = {line[0]: line[-3:] for line in costs}
     assert found["full"] == ["10", "123", "0.3"] and found["h2o:budget=0.2"] == ["–"] * 3
     assert "prefilled per context" in page and "<td>123</td>" in page
     assert told[0]["contexts"] == "10" and told[1]["prefilled_tokens"] == ""
-    printed, page, *_ = written(tmp_path / "other", [cell("full", 38, **counted)])
+    printed, page, *_ = stored.reported(stored.store_of(tmp_path / "other", [cell("full", 38, **counted)]))
     assert "contexts" not in printed and "prefilled per context" not in page
 
 
@@ -111,7 +95,7 @@ def test_cells_of_two_protocols_are_never_compared(tmp_path):
         cell("h2o:budget=0.2", 20, config=inside, made="2026-01-02"),
         cell("int4", 37, made="2026-01-03"),
     ]
-    printed, _, told, _ = written(tmp_path, cells)
+    printed, _, told, _ = stored.reported(stored.store_of(tmp_path, cells))
     compared = {(row["method"], row["protocol"]): row["compared"] for row in told}
     assert compared == {
         ("full", "context-first"): "True", ("int4", "context-first"): "True",
@@ -133,12 +117,6 @@ def test_the_share_that_a_score_chose(method, share):
     assert cache.stats().scored == (None if share is None else pytest.approx(share))
     cache.reset()
     assert cache.stats().scored is None
-
-
-def test_six_lost_answers_are_more_than_noise_and_five_are_not():
-    full = [1.0] * 96
-    assert statistics.differs([0.0] * 6 + [1.0] * 90, full)
-    assert not statistics.differs([0.0] * 5 + [1.0] * 91, full)
 
 
 @pytest.mark.parametrize("value, stderr, floor, above", [

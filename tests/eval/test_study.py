@@ -17,11 +17,6 @@ def alike(*words: str, file=None):
     return [vars(one) for one in chosen(words)]
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # they take their time
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -109,29 +104,7 @@ def test_a_file_that_says_no_options_is_one_line(tmp_path, text, why, capsys):
         expanded(["accuracy", "--config"])
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--model", "X", "--model_args", "pretrained=Y"], "name one of them"),
-        (["--model_args", "dtype=auto"], "dtype=auto"),
-        (["--samples", "nowhere.json"], "numbers of documents"),
-        (["--samples", '{"recall": [-1]}'], "numbers of documents"),
-        (["--samples", '{"cloze": [1]}', "--tasks", "recall"], "not among --tasks"),
-        (["--samples", '{"recall": [1]}', "--tasks", "recall", "--limit", "2"], "name one of them"),
-        (["--shard", "3/2"], "expected I/N"),
-        (["--shard", "1"], "expected I/N"),
-        (["--shard", "9/9", "--tasks", "recall", "--methods", "full"], "nothing in it"),
-        (["--device", "cpu,cpu", "--jobs", "2"], "one process on each"),
-        (["--device", "cpu,meta"], "one kind"),
-        (["--device", "cpu,"], "expected cpu"),
-    ],
-)
-def test_what_cannot_be_is_one_line(words, why, capsys):
-    assert main(["accuracy", *words]) == 2
-    assert why in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys):
+def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys, no_pictures):
     words = ["accuracy", "--model", str(folder), "--tasks", "recall", "--methods", "full", "--jobs", "0"]
     words += ["--out", str(tmp_path), "--samples", '{"recall": [5, 2]}', "--write_out"]
     assert main(words) == 0

@@ -18,22 +18,6 @@ def refused(capsys, *words: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--on", "slurm"], "expected ray, or ray:HOST:PORT"),
-        (["--on", "ray:"], "expected ray, or ray:HOST:PORT"),
-        (["--actors", "2"], "--actors: needs --on ray"),
-        (["--gpus-per-actor", "-1"], "not a number of at least 0"),
-        (["--cpus-per-actor", "nan"], "not a number of at least 0"),
-    ],
-)
-def test_bad_input(capsys, tmp_path, monkeypatch, words, said):
-    monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, "accuracy", *words)
-    assert not list(tmp_path.iterdir())
-
-
 def test_ray_that_is_not_installed(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
