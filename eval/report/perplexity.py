@@ -10,12 +10,8 @@ from kvlab.plots import INK
 
 from ..core.files import write_json
 from . import plots
-from .budgets import front
 
 KEPT = ("model", "method", "task", "config", "perplexity", "values", "rows", "bytes", "scored", "made")
-
-
-NOISE = 0.005  # nats: what costs less is drawn there
 
 
 def report(measurement, store, show, wanted: list) -> None:
@@ -34,38 +30,6 @@ def bits(row: dict, full: dict) -> float:
     """Bits that a number of K and V takes, scales and windows included: by the bytes that were held."""
     width = 16 if row.get("dtype") in ("bfloat16", "float16") else 32
     return width * row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
-
-
-def against_bits(rows: list[dict]) -> Figure:
-    """One model's rows: a token's cost beyond `full` against true bits, standard errors over chunks as bars;
-    costs below NOISE are drawn at the bottom; the front that no other format beats in grey."""
-    full = next(row for row in rows if row["method"] == "full")
-    figure = Figure(figsize=(8.8, 5.4), layout="constrained")
-    axes = figure.add_subplot()
-    points, look = [], plots.looks(row["method"] for row in rows)
-    for row in sorted(rows, key=lambda one: bits(one, full)):
-        if row is full:
-            continue
-        x, y, error = bits(row, full), math.log(row["perplexity"] / full["perplexity"]), beyond(row, full)
-        low = y - max(NOISE / 2, y - error)  # a bar that goes below the axis ends there
-        y = max(NOISE, y)
-        around = [[max(0.0, min(low, y))], [error]]
-        axes.errorbar(x, y, yerr=around, ms=7, mec=INK, mew=0.5, elinewidth=0.8, **look[row["method"]])
-        points.append((x, y, row["method"]))
-    xs, ys = zip(*front([(x, -y) for x, y, _ in points]), strict=True)
-    axes.step(xs, [-y for y in ys], where="post", color=INK, alpha=0.25, lw=4, zorder=0)
-    axes.set(xscale="log", yscale="log", xlim=(2, 9.5), ylim=(NOISE / 1.5, None))
-    axes.set_xlabel("bits per number of K and V, scales and windows included")
-    axes.set_ylabel("loss beyond full's, nats per token")
-    axes.set_xticks([2, 3, 4, 5, 6, 8], ["2", "3", "4", "5", "6", "8"])
-    ticks = [NOISE, 0.01, 0.03, 0.1, 0.3, 1, 3]
-    axes.set_yticks(ticks, [f"≤ {NOISE}", *(f"{tick:g}" for tick in ticks[1:])])
-    axes.minorticks_off()
-    axes.grid(True)
-    figure.draw_without_rendering()
-    place = axes.transData + axes.transAxes.inverted()
-    plots.label_right(axes, [(*place.transform((x, y)), name) for x, y, name in points], 0.042)
-    return figure
 
 
 def beyond(row: dict, full: dict) -> float:

@@ -57,9 +57,9 @@ def shaded(colour: str, by: float) -> str:
     return to_hex((1 - abs(by)) * np.array(to_rgb(colour)) + abs(by) * target)
 
 
-def label_right(axes, points: list[tuple[float, float, str]], gap: float = 0.062) -> None:
+def label_right(axes, points: list[tuple[float, float, str]]) -> None:
     """Names in a column right of the axes, each joined to its point; points in axes coordinates."""
-    heights, look = apart([y for _, y, _ in points], gap, 0.0, 1.0), looks(name for *_, name in points)
+    heights, look = apart([y for _, y, _ in points], 0.062, 0.0, 1.0), looks(name for *_, name in points)
     for (x, y, name), height in zip(points, heights, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0.5), "shrinkB": 4}
         _label(axes, name, (x, y), (1.05, height), arrow, va="center")

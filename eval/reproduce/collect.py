@@ -12,7 +12,6 @@ from ..core.files import finite, write_file
 from ..core.results import Store
 from ..report import records
 from ..report.budgets import curves, drawable
-from ..report.perplexity import against_bits
 from ..report.plots import save
 from ..report.tables import boards, tabled
 
@@ -84,9 +83,6 @@ def show_flat(file: Path, points: bool = False) -> None:
     named after it."""
     found, name = read(file), file.stem
     write_flat(found, file)
-    whole = [row for row in found if "perplexity" in row and row["budget"] is None]
-    if whole and len(whole) == len(found) and len({row["model"] for row in whole}) == 1:
-        save(against_bits(found), file.with_name(f"{name}-bits"), "png")
     models = list(dict.fromkeys(row["model"] for row in found))
     for protocol, model in dict.fromkeys(
         (row["protocol"], row["model"]) for row in found if "protocol" in row
