@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from tiny import tiny
+from transformers import LlamaConfig
 
 from eval.command import main
 from eval.core import workers
 from eval.core.errors import Failed
 from eval.report.tables import COLUMNS
-from eval.speed import speed, timing
+from eval.speed import llama, speed, timing
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +104,53 @@ def test_summary_by_hand():
     assert row["prefill_ms"] == 15.0
     assert row["read_gbps"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e9)
     assert row["fraction_of_bandwidth"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e6)
+
+
+SIZES = {  # of a Llama of grouped heads and odd sizes, as far as llama.cpp's blocks of 32 allow
+    "vocab_size": 101, "hidden_size": 96, "intermediate_size": 104, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 500.0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_llama_cpp_is_timed_beside_models_that_it_reads(monkeypatch):
+    """A Llama whose positions are rotated in the plain way, in weights that it can hold."""
+    monkeypatch.setattr(llama, "there", lambda: True)
+    config = LlamaConfig(**SIZES)
+    assert llama.takes(config, "fp32") and llama.takes(config, "bf16") and not llama.takes(config, "int8")
+    assert llama.takes(LlamaConfig(**SIZES | {"intermediate_size": 128}), "int8")
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+    assert not llama.takes(LlamaConfig(**SIZES | {"rope_parameters": scaled}), "fp32")
+    assert not llama.takes(tiny("mistral").config, "fp32") and speed.Speed(suite="wide").beside_llama()
+    assert not speed.Speed(suite="wide", dtype="bfloat16").beside_llama()
+
+
+@pytest.mark.skipif(not llama.there(), reason="llama.cpp is not built in .llama")
+@pytest.mark.parametrize("kind, flash, most", [
+    ("f32", False, 1e-5), ("f32", True, 2e-3), ("q8_0", True, 0.05), ("q4_0", True, 0.5),
+])  # fmt: skip
+def test_llama_cpp_computes_the_same_model(tmp_path, monkeypatch, kind, flash, most):
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    ids = torch.randint(0, 101, (1, 24))
+    with torch.no_grad():
+        right = model(ids).logits[0, -1]
+    read = llama.write(model, tmp_path / "model.gguf")
+    assert read == pytest.approx(4 * (101 * 96 + 2 * (4 * 96 * 128 - 2 * 96 * 64 + 3 * 96 * 104)), rel=0.1)
+    run = llama.Context(llama.Model(tmp_path / "model.gguf"), kind, flash, 40, 1)
+    monkeypatch.setattr(llama, "CHUNK", 7)
+    run.feed(ids[0, :-1].tolist())
+    run.feed(ids[0, -1:].tolist())
+    assert run.held == 24
+    assert (run.logits(101) - right).abs().max() / right.abs().max() < most
+    run.close()
+    model.save_pretrained(tmp_path)
+    flashed = "-flash" if flash and kind == "f32" else ""
+    options = {"suite": "model", "model": str(tmp_path), "device": "cpu", "dtype": None}
+    timed = timing.setup(options | {"method": f"llama-{kind}{flashed}"}, print)
+    found = timed(48)
+    assert (
+        found["tokens_held"] == 48 and len(found["steps_ms"]) == 16 and timed("about")["weight_bytes"] == read
+    )
