@@ -20,7 +20,7 @@ def _model(draw):
     def model(ids):
         place = torch.arange(1, ids.shape[1] + 1)
         seen = ((ids + 3) * (place**2 % 7 + 1)).cumsum(1).double()  # [batch, tokens]
-        return torch.sin(seen[..., None] * torch.arange(1, WORDS + 1) * 0.37 + phase)
+        return 9 * torch.sin(seen[..., None] * torch.arange(1, WORDS + 1) * 0.37 + phase)
 
     return model
 
@@ -47,20 +47,20 @@ def _texts(draw):
 
 
 def _stops_early(r, right, model, ids, new, end):
-    """Whether a row whose text held `end` gets `end` where it should get another token."""
+    """Whether rows get `end` where they should get another token, and all of these held it in their text."""
     many = min(r.shape[1], right.shape[1])
-    early = (r[:, :many] == end) & (right[:, :many] != end)
-    return early[(ids == end).any(1), ids.shape[1] :].any()
+    early = ((r[:, :many] == end) & (right[:, :many] != end)).any(1)
+    return early.any() and not early[~(ids == end).any(1)].any()
 
 
 _WRITTEN = {
-    "only the new tokens are returned: return the text with them": lambda r, right, model, ids, *case: same(
-        r, right[:, ids.shape[1] :]
+    "only the new tokens are returned: return the text with them": lambda r, right, model, ids, *case: (
+        r.dim() == 2 and same(r, right[:, ids.shape[1] :])
     ),
     "the text has changed: what you return begins with it": lambda r, right, model, ids, *case: (
         not same(r[:, : ids.shape[1]], ids)
     ),
-    "a row whose text holds `end` counts as finished: only an `end` that was written finishes it": _stops_early,
+    "a row whose text holds `end` ends too early: only an `end` that was written finishes it": _stops_early,
     "the first new token is not the most likely one": lambda r, right, model, ids, *case: (
         not same(r[:, ids.shape[1]], right[:, ids.shape[1]])
     ),

@@ -118,6 +118,7 @@ def _windows(draw):
         (window, window),
         (window + whole(draw, 2, window - 2), window),
         (1, window - 1),
+        (window - whole(draw, 1, 2), window),
         (2 * window + 1, window),
     ]
 

@@ -92,7 +92,7 @@ norm_score = Exercise(
             if (wanted == -torch.inf).any()
         ),
         "the largest keys come first: high scores stay, so the sign must be negative": lambda r, right, *case: (
-            _discordant(r, right, False) and not _discordant(-r, right, False)
+            _discordant(r, right, False) and not any(_discordant(-r, right, equal) for equal in (False, True))
         ),
         "a token has the score infinity and is neither one of the first nor one of the newest": (
             lambda r, right, *case: (r[right < torch.inf] == torch.inf).any()
@@ -106,6 +106,9 @@ norm_score = Exercise(
             lambda r, right, keys, positions, sinks, recent, reach: (
                 not _ends(r, right, positions > positions.amax(-1, keepdim=True) - recent)
             )
+        ),
+        "a token has the score minus infinity, like an empty slot: is its own distance, 0, within `reach`?": (
+            lambda r, right, *case: (r[right > -torch.inf] == -torch.inf).any()
         ),
         "slots with different norms get the same score": lambda r, right, keys, positions, sinks, recent, reach: (
             not reach and _discordant(r, right, True)

@@ -23,7 +23,9 @@ def same(one, other, tolerance: float = 1e-5) -> bool:
         )
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(same(a, b, tolerance) for a, b in zip(one, other))
-    return type(one) is type(other) and (isinstance(one, Exception) or bool(one == other))
+    return type(one) is type(other) and (
+        str(one) == str(other) if isinstance(one, Exception) else bool(one == other)
+    )
 
 
 def same_shape(one, other) -> bool:

@@ -47,18 +47,19 @@ class Verdict:
 class Exercise:
     """Check a function: `exercise(fn)` prints the verdict, `exercise.verdict(fn)` returns it.
 
-    right: the reference. cases(draw): lists of arguments, drawn with a torch.Generator and copied before each
-    use. mistakes: sentence -> a function that makes this mistake. praise: what a right answer has shown.
-    alike(a, b): whether two results count as the same. holds: "numbers", "indices" or "booleans". given: the
-    function a learner finds. signs: sentence -> sign(result, right result, *case), true where a wrong result
-    of the right shape shows this mistake; shapes: the same for results of another shape. Both are asked after
-    the mistakes. grows: what each case asks beyond the one before, where the tests grow with the answer.
+    right: the reference. cases(draw): lists of arguments, drawn with a torch.Generator and copied before
+    each use. mistakes: pairs of a sentence and a function that makes this mistake. praise: what a right
+    answer has shown. alike(a, b): whether two results count as the same. holds: "numbers", "indices" or
+    "booleans". given: the function a learner finds. signs: sentence -> sign(result, right result, *case),
+    true where a wrong result of the right shape shows this mistake; shapes: the same for results of another
+    shape. Both are asked after the mistakes. grows: what each case asks beyond the one before, where the
+    tests grow with the answer.
     """
 
     name: str
     right: Callable
     cases: Callable[[torch.Generator], list[tuple]]
-    mistakes: dict[str, Callable]
+    mistakes: list[tuple[str, Callable]]
     praise: str
     alike: Callable = same
     holds: str = "numbers"
@@ -90,21 +91,20 @@ class Exercise:
         )
         return Verdict(INCORRECT, self._mistake(answer, cases, known, given, wanted, wrong, changed), so_far)
 
-    def drawn(self, seed: int | None = None) -> tuple[list[tuple], dict[str, list]]:
+    def drawn(self, seed: int | None = None) -> tuple[list[tuple], list[tuple[str, list]]]:
         """Cases on which each mistake shows and none looks like another, and what each gives on them."""
         draw = _generator(seed)
         for _ in range(TRIES):
             cases = self.cases(draw)
-            known = {"": self._wanted(cases)}
-            for sentence, wrong in self.mistakes.items():
+            known = [("", self._wanted(cases))]
+            for sentence, wrong in self.mistakes:
                 results = [run(wrong, case)[0] for case in cases]
-                if any(all(map(self._alike, results, others)) for others in known.values()):
+                if any(all(map(self._alike, results, others)) for _, others in known):
                     break
-                known[sentence] = results
+                known.append((sentence, results))
             else:
                 break
-        del known[""]
-        return cases, known
+        return cases, known[1:]
 
     def accepts(self, answer: Callable) -> bool:
         """Whether the answer's results are right on drawn cases, and no argument has changed."""
@@ -118,6 +118,8 @@ class Exercise:
         return [self.right(*copy.deepcopy(case)) for case in cases]
 
     def _alike(self, one, other) -> bool:
+        if isinstance(one, Exception):
+            return same(one, other)
         try:
             return self.alike(one, other)
         except Exception:  # what cannot be compared is not alike
@@ -129,7 +131,7 @@ class Exercise:
             return nothing
         return (
             (wrong and (self._made(known, given, range(len(cases))) or self._of_another(answer)))
-            or stopped(given, cases, wrong[:1])
+            or stopped(answer, given, cases, wrong[:1])
             or (changed and IN_PLACE)
             or (not wrong and kind(self.holds, given))
             or (self.grows and len(wrong) > 1 and self._made(known, given, wrong))  # one may agree by chance
@@ -137,7 +139,7 @@ class Exercise:
             or kind(self.holds, [given[number] for number in wrong])
             or self._seen(answer, cases, given, wanted, wrong)
             or (self.grows and self.alike is not same_rows and self._made(known, given, range(wrong[0] + 1)))
-            or stopped(given, cases, wrong)
+            or stopped(answer, given, cases, wrong)
             or pattern(self.holds, given, wanted)
             or difference(cases, given, wanted, wrong[0], self.alike)
         )
@@ -156,12 +158,12 @@ class Exercise:
 
     def _made(self, known, given, numbers) -> str:
         """The one mistake that gives the answer's results on these cases."""
-        made = [
+        made = {
             sentence
-            for sentence, results in known.items()
+            for sentence, results in known
             if all(self._alike(given[number], results[number]) for number in numbers)
-        ]
-        return made[0] if len(made) == 1 else ""
+        }
+        return made.pop() if len(made) == 1 else ""
 
     def _of_another(self, answer) -> str:
         for other in EXERCISES.values():

@@ -22,7 +22,9 @@ from collections.abc import Callable
 import torch
 
 RIGHT: dict[str, Callable] = {}  # exercise -> the right function
-MISTAKES: dict[str, dict[str, Callable]] = {}  # exercise -> {sentence: a function that makes this mistake}
+MISTAKES: dict[
+    str, list[tuple[str, Callable]]
+] = {}  # exercise -> (sentence, a function that makes this mistake)
 
 
 def read(text: str) -> None:
@@ -35,10 +37,10 @@ def read(text: str) -> None:
         body, _, rest = rest.partition("\n\n")
         name = head.partition("(")[0]
         RIGHT[name] = _made(head, body, scope)
-        MISTAKES[name] = {
-            sentence: _made(head, _changed(name, body, wrong), scope | {"right": RIGHT[name]})
+        MISTAKES[name] = [
+            (sentence, _made(head, _changed(name, body, wrong), scope | {"right": RIGHT[name]}))
             for wrong, sentence in re.findall(r"((?:^[^>\n].*\n)+)> (.+)", rest, flags=re.M)
-        }
+        ]
 
 
 def _made(head: str, body: str, scope: dict) -> Callable:

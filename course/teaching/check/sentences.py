@@ -6,6 +6,9 @@ They are asked after the mistakes that an exercise knows by name. Each function 
 from __future__ import annotations
 
 import dis
+import linecache
+import re
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -40,10 +43,10 @@ def not_a_number(result) -> str:
     return ""
 
 
-def stopped(results: list, cases: list, numbers) -> str:
+def stopped(answer: Callable, results: list, cases: list, numbers) -> str:
     """A sentence about the first of these cases that raised an error."""
     raised = [number for number in numbers if isinstance(results[number], BaseException)]
-    return _stops(results[raised[0]], cases[raised[0]]) if raised else ""
+    return _stops(answer, results[raised[0]], cases[raised[0]]) if raised else ""
 
 
 def kind(holds: str, results: list) -> str:
@@ -73,7 +76,6 @@ _ADVICE = {
     TypeError: "this operation does not go with values of this type: look at what each name holds",
     SystemExit: "a function returns; it does not leave Python",
     StopIteration: "something was empty",
-    RuntimeError: "print the shapes of the tensors before this line",
     NotImplementedError: "a part of your function is not written yet",
 }
 
@@ -98,15 +100,31 @@ _WORDS = {  # part of what Python or torch says -> advice
 }
 
 
-def _stops(error: BaseException, case: tuple) -> str:
+def _stops(answer: Callable, error: BaseException, case: tuple) -> str:
     """A sentence about an answer that raised an error."""
-    text = (str(error).strip().splitlines() or [""])[0]
+    text = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     advice = next((why for part, why in _WORDS.items() if part in text), "")
     if not advice:
         advice = next((why for kind, why in _ADVICE.items() if type(error) is kind), "")
     if not advice:
         advice = next((why for kind, why in _ADVICE.items() if isinstance(error, kind)), "")
-    return f"it stops with {type(error).__name__}: {text}{_asked(case)}" + (f"; {advice}" if advice else "")
+    where = _line(answer, error) or _asked(case)
+    return f"it stops with {type(error).__name__}: {text}{where}" + (f"; {advice}" if advice else "")
+
+
+def _line(answer: Callable, error: BaseException) -> str:
+    """` in `the line`, where q is [2, 3, 16]`: the answer's line that raised an error, and its tensors."""
+    code = getattr(answer, "__code__", None)
+    steps = [step for step in traceback.walk_tb(error.__traceback__) if code]
+    steps = [step for step in steps if step[0].f_code.co_filename == code.co_filename]
+    if not steps or not (line := linecache.getline(code.co_filename, steps[-1][1]).strip()):
+        return ""
+    shapes = [
+        f"{name} is {_shape(value)}"
+        for name, value in steps[-1][0].f_locals.items()
+        if isinstance(value, Tensor) and re.search(rf"\b{name}\b", line)
+    ]
+    return f" in `{line}`" + (f", where {' and '.join(shapes)}" if shapes else "")
 
 
 def power(answer: Callable) -> str:

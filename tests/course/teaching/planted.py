@@ -80,7 +80,8 @@ HEAD = """# Planted mistakes
 What the checks say of wrong answers that were planted in right ones; a test compares, and
 `python tests/course/teaching/planted.py` makes this page. *names it*: the sentence says what is wrong in the
 answer. *a symptom*: it says what is seen in the result, truly. *only wrong*: it says little more than that.
-The last column is a reader's, who read each sentence beside its mistake.
+The last column is a reader's, who read each sentence beside its mistake. The checks were written with these
+mistakes in view: one that nobody thought of is named less often.
 """
 
 
