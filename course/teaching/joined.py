@@ -24,7 +24,6 @@ PARTS = ("attend_step", "snapkv", "norm_score", "kivi_keys", "to_codes", "place"
 QUESTIONS = {"keep": ("keep",), "store": ("bits", "page"), "place": ("fetch",)}  # and the settings of each
 OFF = {"keep": None, "bits": 0, "page": 0, "fetch": 0}  # a cache that keeps all, as it is, on the device
 WINDOW, BLOCK = 16, 32  # the queries that SnapKV asks; the tokens that share a scale in KIVI
-COLUMNS, ALPHA = 0.3, 4.0  # InfiniGen's part of the columns, and how far a score may be below the best
 PLAIN = 32  # bits of a number as the workshop model computes it
 
 
@@ -33,10 +32,11 @@ class Cache(mine.Cache):
 
     keep, budget, reach = None, 0.4, 1
     bits, page, fetch, turns = 0, 0, 0, None
+    part, alpha = 0.3, 4.0  # InfiniGen's part of the columns, and how far a score may be below the best
 
     def __init__(self):
         super().__init__()
-        self.sizes, self.wanted = {}, {}
+        self.sizes, self.wanted, self.turned = {}, {}, {}
 
     def leave(self, layer: int, q: Tensor) -> None:
         """Keep, then store: after a prompt tokens go, and after every pass new ones are rounded."""
@@ -71,10 +71,20 @@ class Cache(mine.Cache):
     def ahead(self, layer: int, guess: Tensor) -> None:
         """Place: the layer before chooses what this one will fetch; layers 0 and 1 fetch all."""
         if self.fetch and layer >= 2:
-            turn, K = self.turns[layer], self.K[layer]
-            cap = max(1, int(self.fetch * K.shape[1]))
-            asked = (guess @ turn)[:, 0]  # [heads, d]
-            self.wanted[layer] = mine.part("choose")(self.sizes[layer], K @ turn, asked, COLUMNS, ALPHA, cap)
+            given = self.given(layer, guess)
+            self.wanted[layer] = mine.part("choose")(*given, self.part, self.alpha, self.cap(layer))
+
+    def cap(self, layer: int) -> int:
+        """The tokens that a step may fetch of a layer."""
+        return max(1, int(self.fetch * self.K[layer].shape[1]))
+
+    def given(self, layer: int, guess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `choose` reads of a layer, all of it turned: the sizes of the prompt's queries by column
+        `[heads, 1, d]`, the keys `[heads, held, d]`, and the guess `[heads, d]`."""
+        K, turn = self.K[layer], self.turns[layer]
+        done = K[:, :0] if self.bits else self.turned.get(layer, K[:, :0])  # rounding changes keys
+        self.turned[layer] = torch.cat([done, K[:, done.shape[1] :] @ turn], dim=1)
+        return self.sizes[layer], self.turned[layer], (guess @ turn)[:, 0]
 
     def read(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         K, V = self.K[layer], self.V[layer]
@@ -97,8 +107,9 @@ class Cache(mine.Cache):
         size = self._bytes(rows, held % BLOCK, layers)
         if not self.fetch:
             return Stats(size, 0, 0, self.seen, held)
-        columns = round(COLUMNS * self._bytes(held, held % BLOCK, layers - 2) / 2)  # of the keys
-        return Stats(columns, size, self.moved, self.seen, held)
+        d = self.K[0].shape[2]
+        columns = round(self.part * d) / d * self._bytes(held, held % BLOCK, layers - 2) / 2  # of the keys
+        return Stats(round(columns), size, self.moved, self.seen, held)
 
     def _bytes(self, tokens: int, waiting: float, layers: int) -> int:
         """Bytes of K and V of some tokens in some layers, scales at 16 bits. waiting: how many of them have

@@ -12,7 +12,9 @@ from kvlab.arithmetic import count_flops
 from kvlab.decode import Stepper, decode
 from kvlab.faster import engine_of
 from kvlab.make import make_cache
+from kvlab.measure.simulate import AHEAD, NEEDED, REHEARSED, Work, simulate
 from kvlab.models import calibration_ids, load
+from kvlab.place import ModelledLink
 
 from ..harness import harness
 from . import mine
@@ -162,3 +164,20 @@ def print_seconds(model, tokenizer, methods, *, tokens: int = 256, steps: int = 
         ms = decode(model, ids, cache, steps).ms[1:]
         told = f"{engine}   ({min(ms):.2f} to {max(ms):.2f})"
         print(f"{method:24}{statistics.median(ms):8.2f} ms/token, {told}")
+
+
+def played(
+    way: str, compute: float, whole: float, part: float, choose: float, guess: float, layers: int = 40
+) -> float:
+    """Milliseconds of a decode step of layers that are alike, played event by event.
+
+    way: wait for everything, choose late, or guess early (layers 0 and 1 then fetch everything). Of a layer:
+    compute, and whole, the transfer of all its tokens; part is fetched when it was chosen among whole keys,
+    or when it was guessed.
+    """
+    each = {"wait": (0, AHEAD, 1), "late": (choose, NEEDED, part), "early": (guess, REHEARSED, part)}
+    ways = ["wait"] * 2 + ["early"] * (layers - 2) if way == "early" else [way] * layers
+    parts = compute / 4e3, compute / 4e3, compute / 2e3  # seconds: to project, to attend, and after that
+    step = [Work(*parts, pick / 1e3, ask, int(1e3 * whole * some)) for pick, ask, some in map(each.get, ways)]
+    link = ModelledLink(1e6, latency=0)  # 1,000 bytes in a millisecond
+    return 1e3 * simulate([step] * 3, link).steps(1).seconds
