@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..attention import attend
 from ..gather import with_room
-from ..store.exact import Exact
 from ..store.growing import joined
 from ..store.planes import pack, unpack
 from .attend import trusted
@@ -85,12 +84,6 @@ class Blocks(Move):
     def _append(self, keys: Tensor, values: Tensor, recent: Tensor) -> None:
         """One more token at the end of the window."""
         store = self.store
-        if self.kernel and store.format.nonfinite == "refuse":
-            from .gpu_append import append
-
-            window, largest = ((side,) for side in self.recents), store.format.highest
-            append(*window, keys, values, Exact(), recent, self.flag.told, largest)
-            return
         with self.flag.open():
             forms = (store.format, keys), (store.value_format, values)
             new = [form.admit(x)[0].to(store.dtype) for form, x in forms]

@@ -44,10 +44,10 @@ def _write(
     size = tl.abs(
         tl.load(new + group[:, None] * GROUP + member[None, :], mask=there, other=0.0).to(tl.float32)
     )
-    if FORM == "exact" or FORM == "within":
+    if FORM == "exact":
         x = tl.load(new + lane, mask=lane < D, other=0.0)
         tl.store(codes + lane, x.to(codes.dtype.element_ty), mask=lane < D)
-    if FORM != "exact":
+    else:
         worst = tl.max(tl.max((~(size <= largest)).to(tl.int32), 1), 0)  # NaN is not
         tl.store(bad, 1, mask=worst > 0)
     if FORM == "e4m3":
@@ -56,7 +56,7 @@ def _write(
     elif FORM == "e5m2":
         x = tl.load(new + lane, mask=lane < D, other=0.0).to(tl.float32)
         tl.store(codes + lane, _float8(x, 2, 15).to(tl.uint8), mask=lane < D)
-    elif FORM != "exact" and FORM != "within":
+    elif FORM != "exact":
         wanted = tl.max(size, 1)
         if EXACTLY:
             wanted = tl.div_rn(wanted, tl.full([SPREAD], 2 ** (BITS - 1) - 1, tl.float32))
@@ -113,16 +113,14 @@ def appends(form) -> bool:
 
 
 def append(
-    keys_parts, values_parts, keys: Tensor, values: Tensor, form, slot: Tensor, bad: Tensor | None = None,
-    largest: float | None = None,
-) -> Tensor:  # fmt: skip
+    keys_parts, values_parts, keys: Tensor, values: Tensor, form, slot: Tensor, bad: Tensor | None = None
+) -> Tensor:
     """Write one new token of every row into buffers, to the bit as `form.encode` does.
 
     keys_parts, values_parts: what `form.encode` makes, as buffers `[batch, kv_heads, capacity, width]`; keys,
     values `[batch, kv_heads, 1, head_dim]`; slot: int32 `[1]` on the device. Returns bool `[1]` there,
     true if something cannot be stored; the slot's content is then undefined. bad: such a tensor to reuse,
-    which stays true if it was; a new one costs another launch. largest: the largest plain number allowed
-    (None: any).
+    which stays true if it was; a new one costs another launch.
     Raises ValueError for a format that `appends` refuses and for K and V in buffers of other strides.
     """
     batch, kv_heads, tokens, head_dim = keys.shape
@@ -135,14 +133,12 @@ def append(
     if bad is None:
         bad = torch.zeros(1, dtype=torch.bool, device=keys.device)
     kind, (codes, codes_v), (scales, scales_v) = kind_of(form), pairs[0], pairs[-1]
-    if kind == "exact" and largest is not None:
-        kind = "within"
     groups = scales.shape[3] if len(pairs) > 1 else 1
-    bits = 16 if kind in ("exact", "within") else 8 * codes.shape[3] // head_dim
+    bits = 16 if kind == "exact" else 8 * codes.shape[3] // head_dim
     most = 2 ** (bits - 1) - 1  # code
     _append[(batch * kv_heads, 2)](
         keys, values, codes, codes_v, scales, scales_v, slot, bad.view(torch.uint8),
-        LARGEST.get(kind, 65504.0 * most) if largest is None else largest, 1 / most,
+        LARGEST.get(kind, 65504.0 * most), 1 / most,
         kv_heads, *keys.stride()[:2], *values.stride()[:2], *codes.stride()[:2], *scales.stride()[:2],
         FORM=kind, D=head_dim, BITS=bits, GROUPS=groups, EXACTLY=INTERPRETED,
         LANES=triton.next_power_of_2(codes.shape[3]), SPREAD=triton.next_power_of_2(groups),

@@ -83,20 +83,6 @@ def test_the_largest_that_a_format_takes_is_taken(form):
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(parts, form.encode(new), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf, 65504.0, 65536.0, 3.0])
-def test_plain_numbers_up_to_a_limit(dtype, value):
-    """As KIVI's window takes them, of which blocks are made later."""
-    x = torch.randn(2, 2, 3, 1, 80, device=DEVICE).to(dtype)
-    x[1, 1, 2, 0, 79] = value
-    made = buffers(Exact(), 2, 3, 4, 80, dtype)
-    at, limit = torch.tensor([2], dtype=torch.int32, device=DEVICE), Int(2, symmetric=False).highest
-    bad = gpu.append(*made, *x, Exact(), at, largest=limit)
-    assert bool(bad) is not bool(x.float().abs().max() <= limit)
-    for (part,), wanted in zip(made, x, strict=True):
-        assert torch.equal(bits(part[:, :, 2:3]), bits(wanted))
-
-
 def test_what_it_does_not_write_is_refused():
     kept = Int(8, symmetric=False), Int(8, axis="channel"), Int(4, scale="fp32"), Int(8, nonfinite="clip")
     for form in (*kept, Float8("e4m3", group=32), Float8(nonfinite="clip")):
