@@ -7,6 +7,7 @@ from with_triton import MARK
 
 from kvlab.fast.gpu_numbers import PTX, WORDS
 from kvlab.store import Float8, Int
+from kvlab.store.planes import unpack
 
 pytestmark = MARK
 FORMS = {"int8": Int(8), "int4": Int(4), "int2": Int(2), "e4m3": Float8(), "e5m2": Float8("e5m2")}
@@ -83,7 +84,7 @@ def test_every_byte_becomes_its_number(form):
             if form == "int8":
                 packed = packed.view(torch.int8)
             wide = 8 // FORMS[form].bits if form.startswith("int") else 1
-            parts = torch.stack([FORMS[form].unpack(packed[:, at : at + 1]) if form.startswith("int") else
+            parts = torch.stack([unpack(packed[:, at : at + 1], FORMS[form].bits) if form.startswith("int") else
                                  FORMS[form]._numbers(packed[:, at : at + 1], torch.float32)
                                  for at in range(size)])  # [bytes, words, codes of a byte]  # fmt: skip
             assert parts.shape[2] == wide
