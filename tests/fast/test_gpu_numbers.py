@@ -83,8 +83,9 @@ def test_every_byte_becomes_its_number(form):
             packed = torch.from_numpy(words[neighbour].copy())
             if form == "int8":
                 packed = packed.view(torch.int8)
-            wide = 8 // FORMS[form].bits if form.startswith("int") else 1
-            parts = torch.stack([unpack(packed[:, at : at + 1], FORMS[form].bits) if form.startswith("int") else
+            bits = getattr(FORMS[form], "bits", 8)
+            wide = 8 // bits
+            parts = torch.stack([unpack(packed[:, at : at + 1], bits) if form.startswith("int") else
                                  FORMS[form]._numbers(packed[:, at : at + 1], torch.float32)
                                  for at in range(size)])  # [bytes, words, codes of a byte]  # fmt: skip
             assert parts.shape[2] == wide
