@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-import reprlib
 from dataclasses import dataclass
 from os import PathLike
 
 from ..arithmetic import cost_per_million, step_floor
 from ..errors import nearest
 from ..finding import METHODS
+from ..parameters import check_number, check_whole
 from ..spec import Spec, name_of, parse
 from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
 from .data import device_named, machine, model_named
@@ -99,8 +98,10 @@ def bill(
     name, model = model_named(model)
     device, figures = device_named(device)
     context = _context(name, model, context)
-    users = _whole("users", users)
-    price = None if price is None else _amount(price)
+    check_whole("users", users, 1, "users", MOST["users"])
+    if price is not None:
+        expected = f"an amount per hour from 0 to {MOST['price']:,}"
+        check_number("price", price, lambda x: 0 <= x <= MOST["price"], expected)
     specs = _specs(methods)
     made = [policies(spec) for spec in specs]
     size = weights(model)
@@ -127,32 +128,10 @@ def _context(name: str, model: dict, context: int | None) -> int:
         if known is None:
             raise ValueError(f"context: {name} does not say what it was trained for, so name one")
         return known
-    context = _whole("context", context)
+    check_whole("context", context, 1, most=MOST["context"])
     if known is not None and context > known:
         raise ValueError(f"context={context}: {name} was trained for {known:,} tokens")
     return context
-
-
-def _whole(name: str, value) -> int:
-    """A whole number, numpy's too."""
-    try:
-        count = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = 0
-    if not 1 <= count <= MOST[name]:
-        raise ValueError(f"{name}={reprlib.repr(value)}: expected a whole number from 1 to {MOST[name]:,}")
-    return count
-
-
-def _amount(price) -> float:
-    try:
-        amount = -1.0 if isinstance(price, bool | str) else float(price)
-    except (TypeError, ValueError, OverflowError):
-        amount = -1.0
-    if not 0 <= amount <= MOST["price"]:
-        expected = f"an amount per hour from 0 to {MOST['price']:,}"
-        raise ValueError(f"price={reprlib.repr(price)}: expected {expected}")
-    return amount
 
 
 def _specs(methods) -> list[Spec]:

@@ -15,7 +15,7 @@ from ..errors import first_line
 from ..keep import KeepAll
 from ..measure.host import cpu_model
 from ..models import EMBEDDED, prepare
-from ..parameters import check_kind, check_text, check_tokenizer, shown
+from ..parameters import check_kind, check_number, check_text, check_tokenizer
 from ..spec import parse
 from . import show
 from .formats import Cost, cost, decoded
@@ -164,8 +164,7 @@ def chooses(spec) -> bool:
 def check(methods, minutes: float, memory, context, users: int) -> list:
     """The specs of `gate`'s methods; ValueError for arguments that no model allows: `kvlab gate` looks before
     it loads one."""
-    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < float("inf"):
-        raise ValueError(f"minutes={shown(minutes)}: expected a number above 0")
+    check_number("minutes", minutes, lambda x: 0 < x < float("inf"), "a number above 0")
     asked(memory, context, users)
     if methods is None:
         methods = (*FORMATS, *KEEPS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..bill.account import account, policies, weights
 from ..bill.describe import describe
-from ..parameters import shown
+from ..parameters import check_whole, shown
 from ..spec import Spec
 
 TOKENS = 32_768  # of a context, if neither the user nor the model states one
@@ -60,8 +60,7 @@ class Room:
 
 def asked(memory, context, users: int) -> tuple[float | None, int | None]:
     """(bytes, tokens) of what `Room.of` takes; ValueError for what no model allows."""
-    if isinstance(users, bool) or not isinstance(users, int) or users < 1:
-        raise ValueError(f"users={shown(users)}: expected a whole number from 1 on")
+    check_whole("users", users, 1, "users")
     return None if memory is None else _sized(memory), None if context is None else _counted(context)
 
 
