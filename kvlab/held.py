@@ -273,3 +273,27 @@ class Held(CacheLayerMixin):
                 yield state is self.store and self.place.on_host, tensor
         if self.table.moved is not None:
             yield False, self.table.moved
+
+
+class StandIn(CacheLayerMixin):
+    """A layer of a cache that only passes itself to kvlab's attention function, with the new K and V in
+    `new`: it holds no tokens, and `seen` are counted elsewhere."""
+
+    is_sliding = is_compileable = False
+    seen = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+        self.new = key_states, value_states
+        return self, self
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1

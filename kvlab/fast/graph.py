@@ -13,9 +13,10 @@ import weakref
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from ..attention import attending
+from ..held import StandIn
 from ..late import Late
 from ..layer import Layer
 from ..models import cache_name
@@ -269,32 +270,14 @@ class _Cache(Cache):
             layer.seen += tokens
 
 
-class _Layer(CacheLayerMixin):
-    """A layer of it: passes itself to kvlab's attention function, as `Layer` does."""
-
-    is_sliding = is_compileable = False
+class _Layer(StandIn):
+    """A layer of it."""
 
     def __init__(self, move, seen: int):
         super().__init__()
-        self.move, self.seen, self.new = move, seen, None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
-        self.new = key_states, value_states
-        return self, self
+        self.move, self.seen = move, seen
 
     def attend(self, query: Tensor, visibility, *given) -> Tensor:
         if not visibility.known or (visibility.rule is not None) != (self.move.layer.local is not None):
             raise Unsuited("its layers see by a rule of their own")
         return self.move.attend(query, *self.new, *given)
-
-    def get_seq_length(self) -> int:
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1

@@ -7,9 +7,9 @@ from weakref import proxy
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from ..bound import Bound
+from ..held import StandIn
 from ..stats import Stats
 
 
@@ -127,10 +127,11 @@ class PaddedCache(Bound):
         )
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(StandIn):
     """What the harness sees of a layer: a place to put a prompt's K and V."""
 
     observes = False  # nothing here asks which token received attention
+    seen = property(lambda self: self.cache.columns)
 
     def __init__(self, cache: PaddedCache, index: int):
         super().__init__()
@@ -140,17 +141,8 @@ class _Layer(CacheLayerMixin):
         """As `Layer.fill`."""
         self.cache.fill(given.keys, given.values, given.visibility.padding)
 
-    def lazy_initialization(self, key_states, value_states) -> None:
-        """Nothing to prepare."""
-
     def update(self, key_states, value_states, *args, **kwargs):
         return self.cache.update(key_states, value_states, self.index)
-
-    def get_seq_length(self) -> int:
-        return self.cache.columns
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.columns + query_length, 0
 
     def get_max_length(self) -> int:
         return self.cache.engine.length

@@ -14,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from ..attention import attending
+from ..held import StandIn
 from ..models import ModelShape, cache_name
 from .quantized import QMAX, half
 
@@ -94,45 +95,28 @@ class Integers(Quantized):
 NUMBERS = {"fp32": Plain, "fp16": Half, "int8": Quantized, "integers": Integers}
 
 
-class StaticLayer(CacheLayerMixin):
-    """One layer's past, `parts` sequences of `heads` KV heads each, and after the pass its new K and V."""
-
-    is_sliding = False
+class StaticLayer(StandIn):
+    """One layer's past, `parts` sequences of `heads` KV heads each, and after the pass what is `written` of
+    its new K and V. Positions and the mask are inputs, so no token counts as seen."""
 
     def __init__(self, past: list[list[Tensor]], mask: Tensor, forms: list[list[Plain]]):
         super().__init__()
         self.past, self.mask, self.forms = past, mask, forms
-        self.new: list[list[Tensor]] = []
+        self.written: list[list[Tensor]] = []
         self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to prepare."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
-        self._fresh = key_states, value_states
-        return self, self
-
-    def get_seq_length(self) -> int:
-        return 0  # positions are an input
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0  # and so is the mask
-
-    def get_max_length(self) -> int:
-        return -1
 
     def _join(self, kind: int, part: int, new: Tensor) -> Tensor:
         """Past and new as they are held, `[1, heads, S - 1 + width, D]`."""
-        self.new[kind].append(self.forms[kind][part].write(new))
-        return torch.cat([self.past[kind][part], self.new[kind][-1]], 2)
+        self.written[kind].append(self.forms[kind][part].write(new))
+        return torch.cat([self.past[kind][part], self.written[kind][-1]], 2)
 
     def attend(self, query: Tensor, visibility, scaling: float, softcap=None, sinks=None) -> Tensor:
         """query `[1, query heads, width, D]` -> the same shape. What kvlab's attention function calls."""
         if softcap is not None or sinks is not None:
             raise ValueError(GRAPH)
-        keys, values = self._fresh
+        keys, values = self.new
         parts, (group, width) = len(self.past[0]), (query.shape[1] // keys.shape[1], query.shape[2])
-        self.new, out = [[], []], []
+        self.written, out = [[], []], []
         asked_and_new = (query * scaling, keys, values)
         split = (x.chunk(parts, dim=1) if parts > 1 else (x,) for x in asked_and_new)
         for part, (asked, key, value) in enumerate(zip(*split, strict=True)):
@@ -171,7 +155,7 @@ class StaticStep(torch.nn.Module):
         inputs = {"input_ids": token, "position_ids": position, cache_name(self.model): Cache(layers=layers)}
         with attending():
             logits = self.model(**inputs, use_cache=True).logits
-        return logits, *(new for layer in layers for kind in layer.new for new in kind)
+        return logits, *(new for layer in layers for kind in layer.written for new in kind)
 
 
 def sequence_names(layers: int, parts: int) -> list[str]:
