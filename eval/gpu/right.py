@@ -274,9 +274,8 @@ def links(bench, methods: list[str], small: bool = False) -> list[dict]:
             float((logits_of(model, linked, ids, prompt, masked=5) - without).abs().max())
             for _ in range(1 if small else 3)
         )
-        gathers = getattr(getattr(link, "trial", None), "best", None)
         row = {"method": method, "link": type(link).__name__, "difference": difference, "bound": FP32}
-        rows.append(row | {"right": difference <= FP32, "gathered_by": gathers})
+        rows.append(row | {"right": difference <= FP32})
     return rows + (gathered(bench) if triton_there(bench) else [])
 
 

@@ -1,8 +1,6 @@
-"""CudaLink: a real link, over pinned memory and streams of its own, in the faster of two ways."""
+"""CudaLink: a real link, over pinned memory and streams of its own."""
 
 from __future__ import annotations
-
-import statistics
 
 import torch
 from torch import Tensor
@@ -13,9 +11,7 @@ from ..gather import by_head, by_token
 from .base import Link, Parcel, Transfer, gather
 from .staging import Staging
 
-HOST, DEVICE = "host", "device"  # who gathers
 LEAST_ROOM = 16  # slots behind a prompt
-TRIES = 4  # transfers of either way before one is chosen
 
 
 class CudaLink(Link):
@@ -23,9 +19,8 @@ class CudaLink(Link):
     kernels.
 
     Host memory holds token after token, so a whole layer crosses in one copy of each of its parts. Chosen
-    rows are gathered by the host, whose worker collects them in pinned memory for one copy, or by the device,
-    whose kernel reads them from pinned memory (needs triton). Both are tried, and the faster is kept: `trial`
-    has the measurements. PCIe and NVLink check every packet (CRC), so contents are not compared again.
+    rows are gathered by the device, whose kernel reads them from pinned memory, or, without triton, by the
+    host, whose worker collects them in pinned memory for one copy. PCIe and NVLink check every packet (CRC), so contents are not compared again.
     Written for a GPU; where none is present, making one raises ValueError.
     """
 
@@ -39,20 +34,15 @@ class CudaLink(Link):
         self.staging = Staging(pinned=True)
         self._inward, self._outward = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
         self._rows = faster.gather()
-        self.trial = Trial(HOST, DEVICE) if self._rows else Trial(HOST)
 
     def fetch(self, parts: tuple[Tensor, ...], slots: Tensor | None, **about) -> Transfer:
         if not all(part.is_pinned() for part in parts):
             return super().fetch(parts, slots, **about)
         if slots is None and all(by_token(part).is_contiguous() for part in parts):
             return self._queued(parts, None, self._whole, **about)
-        way = self.trial.next()
-        if way == HOST:
-            transfer = super().fetch(parts, slots, **about)
-        else:
-            transfer = self._queued(parts, slots, self._gather, **about)
-        self.trial.note(way, transfer)
-        return transfer
+        if self._rows is None:
+            return super().fetch(parts, slots, **about)
+        return self._queued(parts, slots, self._gather, **about)
 
     def _queued(self, parts: tuple[Tensor, ...], slots: Tensor | None, brings, **about) -> Transfer:
         """What asks the host for nothing is put into the stream by who asks, behind what is there: no thread
@@ -121,32 +111,3 @@ class CudaLink(Link):
             event.record()
         event.synchronize()
         return tuple(hosted)
-
-
-class Trial:
-    """Finds the faster of several ways of doing a transfer: each has `TRIES` in turn, then the best is kept.
-
-    The first transfer of every way is not counted: it pays for what is made once.
-    """
-
-    def __init__(self, *ways: str):
-        self.tried: dict[str, list[Transfer]] = {way: [] for way in ways}
-        self.best: str | None = None
-
-    def next(self) -> str:
-        """The way to take now."""
-        if self.best is None and all(len(self._done(way)) > TRIES for way in self.tried):
-            self.best = min(self.tried, key=self.seconds_per_byte)
-        return self.best or min(self.tried, key=lambda way: len(self.tried[way]))
-
-    def note(self, way: str, transfer: Transfer) -> None:
-        """A transfer takes this way."""
-        if self.best is None and transfer.bytes:
-            self.tried[way].append(transfer)
-
-    def seconds_per_byte(self, way: str) -> float:
-        """Median of the tries."""
-        return statistics.median((t.finished - t.started) / t.bytes for t in self._done(way)[1:])
-
-    def _done(self, way: str) -> list[Transfer]:
-        return [transfer for transfer in self.tried[way] if transfer.finished and transfer.error is None]

@@ -1,35 +1,11 @@
-"""What of a CUDA link can be tried without a GPU: the choice between its ways, and the kernel of one."""
-
-from concurrent.futures import Future
+"""What of a CUDA link can be tried without a GPU: its kernel."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_here import needs_triton
 
-from kvlab.link.cuda import TRIES, Trial
-from kvlab.place import Transfer
-
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def carried(size: int, seconds: float, error=None) -> Transfer:
-    transfer = Transfer("fetch", 0, size, "device", started=1.0, finished=1.0 + seconds)
-    transfer.future = Future()
-    transfer.future.set_exception(error) if error else transfer.future.set_result(None)
-    return transfer
-
-
-def test_every_way_is_tried_and_the_faster_kept():
-    trial, taken = Trial("slow", "fast"), []
-    for turn in range(2 * TRIES + 6):
-        way = trial.next()
-        taken.append(way)
-        seconds = 9.0 if turn < 2 else {"slow": 2.0, "fast": 1.0}[way]  # the first of each warms up
-        trial.note(way, carried(10 * (1 + turn % 3), seconds * (1 + turn % 3)))
-    assert taken == ["slow", "fast"] * (TRIES + 1) + ["fast"] * 4
-    assert trial.best == "fast"
-    assert trial.seconds_per_byte("slow") == 0.2 and trial.seconds_per_byte("fast") == 0.1
 
 
 @needs_triton

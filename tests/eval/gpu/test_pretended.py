@@ -182,7 +182,7 @@ def test_a_real_link_says_what_none_says(bench, monkeypatch, way):
         def __init__(self, device):
             super().__init__("cuda")
             self.device = torch.device(device)
-            self.trial = cuda.Trial(way)
+            self._rows = self._rows if way == "device" else None
 
     monkeypatch.setattr("kvlab.place.CudaLink", Here)
     monkeypatch.setattr(right, "STEPS", 2)
