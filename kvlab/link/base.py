@@ -42,16 +42,6 @@ class Transfer:
     finished: float = 0.0
     future: Future | None = field(default=None, repr=False)  # the result, until it is handed over
 
-    @property
-    def waited(self) -> bool:
-        """Whether it was waited for."""
-        return self.future is None
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why it failed, once it is through."""
-        return self.future.exception() if self.future is not None and self.future.done() else None
-
     def wait(self) -> tuple[Tensor, ...]:
         """The tensors at their destination. Raises LinkError; Ctrl-C gets through."""
         try:
