@@ -19,7 +19,7 @@ FLOATS = [
     {"format": form, "axis": axis, "group": group, "scale": scale}
     for form, (axis, group), scale in itertools.product(Float8.TYPES, AXIS_GROUP, DTYPES)
 ]
-# Every format, with all that can be set: test_format, test_scales, test_properties and fast/test_cache go
+# Every format, with all that can be set: test_format, test_scales, test_numbers and fast/test_cache go
 # through it, so that a new class or width is a line here.
 FORMS = [
     Exact(),
