@@ -20,8 +20,8 @@ class CudaLink(Link):
 
     Host memory holds token after token, so a whole layer crosses in one copy of each of its parts. Chosen
     rows are gathered by the device, whose kernel reads them from pinned memory, or, without triton, by the
-    host, whose worker collects them in pinned memory for one copy. PCIe and NVLink check every packet (CRC), so contents are not compared again.
-    Written for a GPU; where none is present, making one raises ValueError.
+    host, whose worker collects them in pinned memory for one copy. PCIe and NVLink check every packet (CRC),
+    so contents are not compared again. ValueError where no GPU is present.
     """
 
     seals, on_gpu = False, True
