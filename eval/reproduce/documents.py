@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..core.digests import ROOT
 from ..core.files import write_file
-from . import gates, ledger, tables
+from . import gates, ledger, rehearsal, tables
 from .collect import rows_of, show_flat, write
 from .studies import STUDIES
 
@@ -20,7 +20,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "gates": gates.verdicts, "calibrated": gates.calibrated, "answers": gates.answers,
     "ledger": ledger.table, "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
     "curves": tables.curves, "formats": tables.formats, "perplexity": tables.perplexity,
-    "reuse": tables.reuse,
+    "reuse": tables.reuse, "rehearsal": rehearsal.table, "chosen": rehearsal.chosen,
 }  # fmt: skip
 
 
