@@ -59,7 +59,7 @@ def shaded(colour: str, by: float) -> str:
 
 def label_right(axes, points: list[tuple[float, float, str]]) -> None:
     """Names in a column right of the axes, each joined to its point; points in axes coordinates."""
-    heights, look = apart([y for _, y, _ in points], 0.062, 0.0, 1.0), looks(name for *_, name in points)
+    heights, look = apart([y for _, y, _ in points], 0.057, 0.0, 1.0), looks(name for *_, name in points)
     for (x, y, name), height in zip(points, heights, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0.5), "shrinkB": 4}
         _label(axes, name, (x, y), (1.05, height), arrow, va="center")
@@ -180,7 +180,6 @@ def against_context(rows: list[dict]) -> Figure:
             ((math.log(x) - left) / (right - left), (math.log(y) - bottom) / (top - bottom), name)
             for x, y, name in ends
         ],
-        gap=0.057,
     )
     return figure
 
