@@ -41,7 +41,7 @@ def test_learners_write_in_nine_cells_of_a_chapter_and_run_a_third_at_most_as_it
 @pytest.mark.parametrize("path", CHAPTERS[1:], ids=lambda path: path.stem)
 def test_a_chapter_asks_the_learners_own_cache_about_clause_17(path):
     text = path.read_text(encoding="utf-8")
-    begins = path.stem.startswith("01")  # as nothing: no answer is right yet
+    begins = path.stem[:2] in ("01", "08")  # as nothing; of parts that are already written
     assert "class MyCache(" in text and ("mine.clause17(" if begins else "check.clause17(") in text
 
 

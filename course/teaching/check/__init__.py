@@ -138,14 +138,22 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
-def clause17(model, tokenizer, made, right: int = 6) -> None:
+def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, float]) -> None:
     """Ask a cache of one's own about clause 17 of six leases: correct where it answers as many as it can
-    answer (right), else what its answers show; not attempted while it stops with an error."""
-    answered = ASKS["clause17"](model, tokenizer, made)
-    if answered is None:
+    answer (right), else what its answers show; not attempted while it stops with an error. within: the least
+    and the most that numbers of its `Stats` may be, where a cache without the learner's line answers, too."""
+    found = ASKS["clause17"](model, tokenizer, made)
+    if found is None:
         print(NOT_ATTEMPTED)
         return
-    tally.note("clause17", answered >= right)
+    answered, stats = found
+    off = [name for name, (least, most) in within.items() if not least <= getattr(stats, name) <= most]
+    tally.note("clause17", answered >= right and not off)
+    for name in off:
+        found, (least, most) = f"{getattr(stats, name):,} {name.replace('_', ' ')}", within[name]
+        print(f"incorrect: {found}, where {least:,.0f} to {most:,.0f} are expected: what does your line do?")
+    if off:
+        return
     if answered >= right:
         print(f"correct: your cache answers {answered} of 6 leases")
     elif answered:
