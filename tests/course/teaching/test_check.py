@@ -45,8 +45,8 @@ def test_the_solution_is_accepted_and_eight_mistakes_are_known(name):
 
 @pytest.mark.parametrize("name, sentence, wrong", MISTAKES)
 def test_a_typical_wrong_answer_is_rejected_with_its_own_message(name, sentence, wrong):
-    answer = lambda *given: wrong(*given)  # another function: the planted bug itself is "not attempted"
-    assert FUNCTIONS[name].verdict(answer, drawn(name)) == Verdict(INCORRECT, sentence)
+    # another function: the planted bug itself is "not attempted"
+    assert FUNCTIONS[name].verdict(lambda *given: wrong(*given), drawn(name)) == Verdict(INCORRECT, sentence)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -67,11 +67,12 @@ def test_a_stub_is_not_attempted(name):
 def test_an_answer_that_fails_or_is_something_else_is_explained(name):
     def breaks(*given):
         x = torch.ones(2, 3)
-        raise KeyError(f"oops{x[0, 0]:.0f}")
+        raise KeyError(f"oops{len(x)}")
 
-    said = FUNCTIONS[name].verdict(breaks).message
-    line = """`raise KeyError(f"oops{x[0, 0]:.0f}")`, where x is [2, 3]; a dict has no entry"""
-    assert said.startswith(f"it stops with KeyError: 'oops1' in {line}")
+    said = (
+        """KeyError: 'oops2' in `raise KeyError(f"oops{len(x)}")`, where x is [2, 3]; a dict has no entry"""
+    )
+    assert said in FUNCTIONS[name].verdict(breaks).message
     assert FUNCTIONS[name].verdict(7) == Verdict(
         INCORRECT, "expected a function, got int: hand over the function itself, not what it returns"
     )
