@@ -43,8 +43,7 @@ class Accuracy(Pooled):
     )
     batch_size: int = option("rows to decode together (default: 64)", USUAL, type=rows_at_once)
     engine: str | None = option(
-        "engine of the decode steps; compiled takes at most 8 rows, or 64 on some processors (default: graph "
-        "on a GPU, else eager)",
+        "engine of the decode steps; compiled takes at most 8 rows (default: graph on a GPU, else eager)",
         choices=["eager", "compiled", "graph"],
     )
     protocol: str = option(

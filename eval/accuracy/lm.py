@@ -92,8 +92,7 @@ class KVLabLM(Texts):
     commas, the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
     batch_size: rows decoded together ("auto": 64). max_length: tokens, default the model's own.
     engine: eager, compiled or graph, as `kvlab.load` takes it; a model that is already loaded has its own.
-    The compiled one takes 64 rows at most on AMD's processors with AVX-512, else eight; steps of more are
-    the eager one's.
+    The compiled one takes eight rows at most, 32 with narrow weights; steps of more are the eager one's.
     protocol: question-inside, context-first, many-questions or reuse. evict: once or every-step, what a keep
     does after the prompt (default: every-step under question-inside, else once). context_until: the text
     before which a prompt is cut (default: by its task, see `boundaries.py`).

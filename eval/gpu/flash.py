@@ -37,7 +37,7 @@ FORMS = {
 FLASH = ("bf16 flash", "bf16 flash, group as queries")  # K and V read once by either
 COPIES, TIMES_CACHE = 64, 8  # copies of K and V at most; bytes of all of int4's over the device's cache
 REPEATS, SEVERAL = 15, 10  # times that are counted, and replays of a graph in each
-SIZES = (  # shape, batch, tokens, when: first those of the goals, then as many as nine minutes allow
+SIZES = (  # shape, batch, tokens, when: first the most telling, then as many as nine minutes allow
     ("Llama-3-8B", 1, 65536, FIRST), ("Llama-3-8B", 8, 16384, FIRST), ("Llama-3-8B", 1, 131072, NEXT),
     ("Llama-3-8B", 1, 16384, NEXT), ("Llama-3-8B", 1, 4096, NEXT), ("Llama-3-8B", 64, 16384, NEXT),
     ("Llama-2-13B", 1, 65536, NEXT), ("Llama-2-13B", 8, 16384, NEXT), ("Llama-3-8B", 64, 4096, LAST),

@@ -97,7 +97,7 @@ def steps(machines: dict[str, dict]) -> str:
 
 # What was measured.
 
-COLUMNS = {  # stage -> keys of its rows
+COLUMNS = {  # stage -> keys of its rows; stored runs alone have what the simulator predicted, and its errors
     "step": "method way model tokens batch bits ms ms_low ms_high bytes gbps fraction theirs",
     "attention": "kernel shape tokens batch ms ms_low ms_high gbps fraction speedup of_torch",
     "link": "what bytes ms ms_low ms_high gbps fraction",

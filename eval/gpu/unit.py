@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FIRST, NEXT, LAST = range(3)  # ranks: needed for goals, to complete the tables, nice to know
+FIRST, NEXT, LAST = range(3)  # ranks: the most telling, to complete the tables, nice to know
 TOGETHER = 5  # methods of a unit: where its process dies, it takes no more of a table along
 
 
