@@ -116,14 +116,16 @@ class Speed(Pooled):
         ]
 
     def beside_llama(self) -> bool:
-        """Whether llama.cpp is timed, too: on a CPU, a model that it reads in fp32 or as narrow as ours."""
+        """Whether llama.cpp is timed, too: on this machine's CPU, a model that it reads in fp32 or as narrow
+        as ours."""
         import torch
 
         from kvlab.models import configuration
 
         from . import llama
 
-        on_cpu = self.device == "cpu" or (self.device is None and not torch.cuda.is_available())
+        here = self.on is None and not (self.device is None and torch.cuda.is_available())
+        on_cpu = here and self.device in (None, "cpu")
         if not (llama.there() and on_cpu and self.dtype in (None, "float32")):
             return False
         return self.wide or llama.takes(configuration(self.model), self.weights)
