@@ -24,10 +24,10 @@ def _steps(draw):
     return [
         made(whole(draw, 5, 7), 1, 1, 1),
         made(0, 1, 1, 1),
-        made(whole(draw, 3, 5), 1, 3, 3),
+        made(whole(draw, 3, 5), 1, 3, 3, d=8),
         made(0, whole(draw, 5, 7), 2, 2),
         made(whole(draw, 4, 6), 3, 2, 2),
-        made(whole(draw, 4, 6), 3, 6, 2),
+        made(whole(draw, 22, 26), 3, 6, 2, d=32),
     ]
 
 
@@ -55,7 +55,7 @@ attend_step = Exercise(
         "several heads",
         "a prompt of several tokens, none of which looks ahead",
         "three new tokens after those that are held",
-        "query heads that share a KV head",
+        "query heads that share a KV head, and a longer text",
     ),
     signs={
         "the output has 16 bits: keep the type of the values": lambda r, *case: r[0].element_size() < 4,
@@ -112,7 +112,7 @@ def _as_found(held, new):
 
 def _counts(draw):
     held = whole(draw, 5, 30)
-    return [(0, whole(draw, 3, 9)), (held, 1), (held + 1, 1), (held + 2, whole(draw, 2, 9))]
+    return [(0, whole(draw, 3, 9)), (held, 1), (held + 1, 1), (held + 2, whole(draw, 2, 9)), (held + 300, 3)]
 
 
 next_position = Exercise(

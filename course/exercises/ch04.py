@@ -34,6 +34,7 @@ def _key_cases(draw):
         (keys(whole(draw, 9, 11), 6, 5), 2, 4),
         (keys(3, 6, 2), 2, 4),
         (still, 2, 4),
+        (keys(8, 5, 2), 6, 4),
     ]
 
 
@@ -50,6 +51,7 @@ kivi_keys = Exercise(
         "tokens that fill no block yet",
         "no full block at all",
         "one channel that never changes",
+        "six bits",
     ),
     signs={
         "the tokens that fill no block are changed: they stay as they are": lambda r, right, k, bits, block: (
@@ -90,7 +92,14 @@ def _numbers(draw):
         x[-1, -1] = -step[-1] * largest * (1 + beyond)
         return x, step, largest
 
-    return [made(4, 8, 7), made(6, 16, 127), made(5, 12, 1), made(4, 8, 7, 0.6), made(3, 32, 7, 2.0)]
+    return [
+        made(4, 8, 7),
+        made(6, 16, 127),
+        made(5, 12, 1),
+        made(4, 8, 7, 0.6),
+        made(3, 32, 7, 30.0),
+        made(4, 8, 127, 0.6),
+    ]
 
 
 to_codes = Exercise(

@@ -21,7 +21,8 @@ def _prompts(draw):
         return q, k, window, budget
 
     return [
-        made(1, 20, 8, 1, 7), made(1, 20, 8, 4, 9), made(3, 24, 8, 4, 10), made(2, 30, 16, 8, 12), made(4, 40, 8, 6, 7)
+        made(1, 20, 8, 1, 7), made(1, 20, 8, 4, 9), made(3, 24, 8, 4, 10), made(2, 30, 16, 8, 12), made(4, 40, 8, 6, 7),
+        made(2, 16, 8, 4, 4),
     ]  # fmt: skip
 
 
@@ -39,6 +40,7 @@ snapkv = Exercise(
         "several heads, each with tokens of its own",
         "a longer window",
         "a budget of the window and one more",
+        "a budget of the window alone",
     ),
     signs={
         "there is no such token: the last one is tokens - 1": lambda r, right, q, k, *case: (
@@ -86,6 +88,9 @@ add_up = Exercise(
     "each query gives away a weight of 1, and none of it is lost now",
     given=_frozen,
     signs={
+        "nothing is held yet: the sum of each slot is what it received": lambda r, right, so_far, received: (
+            so_far is None
+        ),
         "the sums of held tokens are right; those of new ones are not": lambda r, right, so_far, received: (
             same(r[..., : so_far.shape[-1]], right[..., : so_far.shape[-1]])
         ),

@@ -118,7 +118,7 @@ _EVENTS = {
 schedule = Exercise(
     "schedule",
     RIGHT["schedule"],
-    lambda draw: [(layers,) for layers in shuffled(draw, [3, 4, 5, 6, 7, 8])[:3]],
+    lambda draw: [(layers,) for layers in [*shuffled(draw, [3, 4, 5, 6, 7, 8])[:3], 2, 1]],
     MISTAKES["schedule"],
     "while a layer attends, the link is busy with the next one",
     given=_as_found,

@@ -112,7 +112,7 @@ rehearse = Exercise(
     "the layer's own norm and weights, on the input of the layer before",
     given=_as_found,
     signs={
-        "the direction is right; the length is not: norm divides by the root of the mean square": (
+        "the direction is right; the length is not: all numbers have the same wrong factor": (
             lambda r, right, *case: same(r / r.norm(), right / right.norm())
         ),
         "you subtract the mean, as a LayerNorm does: this norm does not": lambda r, right, i, x, g, w: any(

@@ -18,16 +18,21 @@ def _same_ranking(one, other):
     one, rest = one.double(), other.isfinite()
     above, should = (x[..., :, None] > x[..., None, :] for x in (one, other))
     both = rest[..., :, None] & rest[..., None, :]
-    size = (
-        one.where(rest, 0).abs().amax(-1)[..., None, None]
+    near, alike = (_near(x.where(rest, 0).double(), part) for x, part in ((one, 1e-5), (other, 1e-6)))
+    right = torch.where(
+        alike, near, above == should
     )  # neighbours may share a score: rounding decides nothing
-    near = (one[..., :, None] - one[..., None, :]).abs() <= 1e-6 * size
-    return bool(above[should & ~both].all()) and torch.equal((above & ~near)[both], should[both])
+    return bool(above[should & ~both].all() and right[both].all())
+
+
+def _near(score, part):
+    """Which two slots of a row and head have scores that differ by no more than this part of the largest."""
+    return (score[..., :, None] - score[..., None, :]).abs() <= part * score.abs().amax(-1)[..., None, None]
 
 
 def _slots(draw):
-    def made(batch, heads, slots, d, sinks, recent, mixed=False, empty=0, reach=0):
-        keys = torch.randn(batch, heads, slots, d, generator=draw)
+    def made(batch, heads, slots, d, sinks, recent, mixed=False, empty=0, reach=0, size=1.0):
+        keys = torch.randn(batch, heads, slots, d, generator=draw) * size
         positions = torch.arange(slots).expand(batch, heads, -1).clone()
         if empty:  # the last row is shorter: small keys, and no tokens
             positions[-1] = torch.cat([torch.full((empty,), -1), torch.arange(slots - empty)])
@@ -46,6 +51,7 @@ def _slots(draw):
         made(2, 2, 10, 8, 2, 3, empty=3),
         made(1, 2, 14, 8, 1, 2, reach=1),
         made(2, 2, 18, 6, 0, 3, mixed=True, empty=2, reach=2),
+        made(2, 2, 10, 8, 1, 0, empty=3, size=1e6),
     ]
 
 
@@ -81,6 +87,7 @@ norm_score = Exercise(
         "a row that is shorter, with empty slots",
         "tokens that score as their best neighbour",
         "neighbours in any order, beside empty slots",
+        "large keys, and no newest token that stays",
     ),
     signs={
         "that is a mask: return a score for each slot, by which the slots can be ordered": (
@@ -94,7 +101,7 @@ norm_score = Exercise(
         "the largest keys come first: high scores stay, so the sign must be negative": lambda r, right, *case: (
             _discordant(r, right, False) and not any(_discordant(-r, right, equal) for equal in (False, True))
         ),
-        "a token has the score infinity and is neither one of the first nor one of the newest": (
+        "a token has the score infinity, and its position is neither below `sinks` nor one of the last `recent` numbers": (
             lambda r, right, *case: (r[right < torch.inf] == torch.inf).any()
         ),
         "a token at a position below `sinks` does not come before all others": (

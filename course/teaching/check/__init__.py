@@ -112,12 +112,12 @@ def measured(yours, value: float | str, tolerance: float = 0.01) -> None:
     """Compare a number with what a cell has measured or computed: correct, by how much too large or small, or
     not attempted. value: that number, or the name of one that the key has. An int below 1,000 is exact."""
     value = NUMBERS[value] if isinstance(value, str) else value
-    counted = isinstance(value, int) and abs(value) < 1000
-    near = min(tolerance * abs(value), 0.99 if counted else math.inf)
+    near = 0 if isinstance(value, int) and abs(value) < 1000 else tolerance * abs(value)
+    yours = yours.item() if getattr(yours, "ndim", None) == 0 else yours  # of torch or numpy
     if yours is ... or yours is None:
         print(NOT_ATTEMPTED)
-    elif not isinstance(yours, int | float):
-        print(f"a number is expected, not {type(yours).__name__}")
+    elif isinstance(yours, bool) or not isinstance(yours, int | float) or not math.isfinite(yours):
+        print(f"a number is expected, not {yours if isinstance(yours, float) else type(yours).__name__}")
     elif abs(yours - value) <= near:
         print(f"correct: you say {_number(yours)}, and the right number is {_number(value)}")
     else:
