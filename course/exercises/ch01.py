@@ -36,6 +36,11 @@ def _texts(draw):
         if len(set(written)) == 8 and len(ends) == 1:
             break  # the first row ends with a token that was in the second row's prompt
     (end,) = ends
+    for _ in range(1000):  # a text that repeats a token, and is longer than all others
+        start = torch.randint(WORDS, (1, 3), generator=draw)
+        long = RIGHT["generate"](model, start, 40, -1)[0]
+        if (long[3:-1] == long[4:]).any():
+            break
     return [
         (model, one, 1, -1),
         (model, one, 6, -1),
@@ -43,6 +48,7 @@ def _texts(draw):
         (model, three, 8, end),
         (model, three[[0, 0]], 8, written[3]),
         (model, three, 8, written[6]),
+        (model, start, 40, -1),
     ]
 
 
@@ -85,6 +91,7 @@ generate = Exercise(
         "a row that ends before the others",
         "all rows have ended",
         "another end",
+        "a longer text",
     ),
     signs=_WRITTEN,
     shapes=_WRITTEN
