@@ -88,6 +88,12 @@ class Ours:
         }
 
 
+def on_device(ms: list[float], size: int, tokens: int) -> dict:
+    """What one repeat found of a cache of so many bytes and tokens that has nothing on a host."""
+    found = {"prefill_ms": ms[0], "steps_ms": ms[1:], "device_bytes": size, "tokens_held": tokens}
+    return found | {"host_bytes": 0, "moved_bytes": 0}
+
+
 class Theirs:
     """One transformers cache, timed through `generate` with a time stamp after every token."""
 
@@ -98,14 +104,7 @@ class Theirs:
     def measure(self, context: int) -> dict:
         ids, cache = prompt(self.model, context), cache_of(self.kind, self.model.config, context + 1)
         ms = timed_generate(self.model, ids, STEPS + 1, past_key_values=cache)
-        return {
-            "prefill_ms": ms[0],
-            "steps_ms": ms[1:],
-            "device_bytes": tensor_bytes(cache),
-            "host_bytes": 0,
-            "moved_bytes": 0,
-            "tokens_held": ids.shape[1] + STEPS,
-        }
+        return on_device(ms, tensor_bytes(cache), ids.shape[1] + STEPS)
 
 
 class Llama:
@@ -131,14 +130,7 @@ class Llama:
         run.close()
         ms = [(after - before) * 1e3 for before, after in pairwise(stamps)]
         held = kv_bytes_per_token(ModelShape.of(self.model), llama.BITS[self.kind]) * run.held
-        return {
-            "prefill_ms": ms[0],
-            "steps_ms": ms[1:],
-            "device_bytes": int(held),
-            "host_bytes": 0,
-            "moved_bytes": 0,
-            "tokens_held": run.held,
-        }
+        return on_device(ms, int(held), run.held)
 
 
 def setup(options: dict, report: Callable) -> Callable:

@@ -150,8 +150,8 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
     off = [name for name, (least, most) in within.items() if not least <= getattr(stats, name) <= most]
     tally.note("clause17", answered >= right and not off)
     for name in off:
-        found, (least, most) = f"{getattr(stats, name):,} {name.replace('_', ' ')}", within[name]
-        print(f"incorrect: {found}, where {least:,.0f} to {most:,.0f} are expected: what does your line do?")
+        held, (least, most) = f"{getattr(stats, name):,} {name.replace('_', ' ')}", within[name]
+        print(f"incorrect: {held}, where {least:,.0f} to {most:,.0f} are expected: what does your line do?")
     if off:
         return
     if answered >= right:
