@@ -102,7 +102,6 @@ KINDS = (
 )  # fmt: skip
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
-    Gpu: ".gpu.page",
     Reproduce: ".reproduce.documents",
 }  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's

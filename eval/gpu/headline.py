@@ -179,18 +179,3 @@ def later(system: str, prefill: float, out: float) -> float:
     """Seconds that a prompt of so many takes longer where K and V need `out` seconds to leave: beside the
     computation, under unified memory after it."""
     return out if system.startswith("uvm") else max(0.0, out - prefill)
-
-
-def beside(rows: list[dict]) -> list[dict]:
-    """The rows with `faster`, how many times as fast as FlexGen in all, and `of_ideal`, how many times as
-    long as a step that holds everything on the device, on the same link."""
-    found = []
-    for row in (row for row in rows if "ms" in row):
-        same = [
-            one for one in rows
-            if "ms" in one and all(one[key] == row[key] for key in ("prompt", "batch", "link"))
-        ]  # fmt: skip
-        at = {one["system"]: one for one in same}
-        more = {"faster": at["offload"]["total_s"] / row["total_s"]} if "offload" in at else {}
-        found.append(row | more | ({"of_ideal": row["ms"] / at["full"]["ms"]} if "full" in at else {}))
-    return found

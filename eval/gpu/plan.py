@@ -39,16 +39,13 @@ class Gpu(Measurement):
 
     name = home = "gpu"
     needs = ()
-    about = "measure what needs a GPU, in five stages (gpu.json; --report writes docs/gpu.md)"
+    about = "measure what needs a GPU, in five stages (gpu.json)"
 
     stages: tuple[str, ...] = option(f"{', '.join(STAGES)} (default: all)", (), many=True, metavar="STAGE")
     minutes: float = option("stop after this many minutes, best parts first", MINUTES, type=float)
     dry: bool = option("try all stages in small on the CPU, Triton interpreted", False, action="store_true")
     pack: Path | None = option(  # noqa: RUF009
         "write a pack for a machine without a network into this folder", type=Path
-    )
-    report: bool = option(
-        "write the tables of docs/gpu.md from docs/results/gpu/*.json", False, action="store_true"
     )
 
     _machine: dict = field(default_factory=dict, init=False, repr=False)  # what the worker says of it
@@ -61,11 +58,6 @@ class Gpu(Measurement):
     def folder(self) -> Path:
         return self.out or Path("results") / ("gpu-dry" if self.dry else "gpu")
 
-    @property
-    def measures(self) -> bool:
-        """Whether anything is to be measured."""
-        return self.pack is None and not self.report
-
     def check(self) -> None:
         self._begun = time.monotonic()
         for name in self.stages:
@@ -73,7 +65,7 @@ class Gpu(Measurement):
                 raise Problem(f"--stages {name}: expected one of {', '.join(STAGES)}")
         if not 0 < self.minutes < 1e6:
             raise Problem(f"--minutes {self.minutes:g}: expected a number above 0")
-        if not self.measures or self.dry:
+        if self.pack is not None or self.dry:
             return
         import torch
 
@@ -91,7 +83,7 @@ class Gpu(Measurement):
 
     def cells(self) -> list[Cell]:
         """They count for this device, these versions and this code."""
-        if not self.measures:
+        if self.pack is not None:
             return []
         if not self._machine:
             self._worker = Worker(self.dry, lambda line: print(f"  {line}", file=sys.stderr, flush=True))
@@ -168,9 +160,8 @@ class Gpu(Measurement):
         if self.pack is not None:
             for line in pack(self.pack):
                 show.line(line)
+            return 0
         failed = super().run(store, show)
-        if not self.measures:
-            return failed
         self._worker.stop()
         units = self.snapshot()["units"]
         if self._left_out:

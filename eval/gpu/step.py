@@ -167,18 +167,3 @@ def their_cache(name: str, model, tokens: int, batch: int, bench):
     for layer in range(shape.layers):
         cache.update(keys, values, layer)
     return cache
-
-
-def beside(rows: list[dict]) -> list[dict]:
-    """The rows with `theirs`, how many times as long as the fastest of transformers' caches of as many bits,
-    launched the same way; None where there is nothing to compare."""
-
-    def times(row: dict) -> float | None:
-        same = ("model", "tokens", "batch", "bits", "way")
-        found = [
-            one["ms"] for one in rows
-            if one["method"].startswith("hf-") and "ms" in one and all(one[key] == row[key] for key in same)
-        ]  # fmt: skip
-        return row["ms"] / min(found) if found and "ms" in row else None
-
-    return [row | {"theirs": times(row)} for row in rows]

@@ -28,7 +28,7 @@ def test_a_stage_measures_something_of_every_unit(bench, unit):
     assert found["line"]
 
 
-def test_the_headline_sets_every_system_beside_flexgen_and_the_ideal(bench):
+def test_the_headline_measures_every_system_on_either_link(bench):
     given = {"model": "small-opt", "prompt": 64, "batch": 2}
     found = headline.measure(bench, **given, systems=["full", "offload", "infinigen"])
     assert {(row["system"], row["link"]) for row in found["rows"]} == {
@@ -37,8 +37,7 @@ def test_the_headline_sets_every_system_beside_flexgen_and_the_ideal(bench):
     for row in found["rows"]:
         assert row["prefill_modelled"] == (row["link"] == "throttled" and row["system"] != "full")
         assert row["total_s"] == pytest.approx(row["prefill_s"] + 128 * row["ms"] / 1e3)
-    by = {(row["system"], row["link"]): row for row in headline.beside(found["rows"])}
-    assert by["offload", "real"]["faster"] == by["full", "real"]["of_ideal"] == 1
+    by = {(row["system"], row["link"]): row for row in found["rows"]}
     assert by["infinigen", "real"]["moved_bytes"] < by["offload", "real"]["moved_bytes"]
     assert by["full", "real"]["moved_bytes"] == 0
 
