@@ -16,6 +16,7 @@ from .errors import Problem
 
 HARNESS = Path(__file__).resolve().parents[1]  # the harness: eval, or kvlab_eval where installed
 ROOT = HARNESS.parent  # the folder that holds it and kvlab
+LARGE = 64 * 2**20  # bytes of a file up to which its own bytes are digested, beyond it their checksum
 MAKES = ("accuracy", "speed", "studies", "tasks")  # the harness's code that makes numbers; all of kvlab does
 
 
@@ -42,7 +43,7 @@ def digest(paths: Iterable[Path | str]) -> str:
         total.update(path.name.encode())
         if path.suffix == ".py":
             total.update(syntax(path.read_text(encoding="utf-8")))
-        elif path.stat().st_size <= contents.LARGE:
+        elif path.stat().st_size <= LARGE:
             total.update(path.read_bytes())
         else:
             total.update(contents.sha256(path).encode())

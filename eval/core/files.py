@@ -12,9 +12,11 @@ import time
 import uuid
 from pathlib import Path
 
+from kvlab.scratch import written_whole
+
 from .errors import Problem, one_line
 
-WRITING = ".writing-"  # how the name of a temporary file begins
+WRITING = ".writing-"  # how the name of a file begins that is tried
 DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
 LOCAL = "file://"
 
@@ -44,25 +46,11 @@ def as_json(data) -> bytes:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a temporary one in the same folder, flushed, then renamed. An OSError names
-    `path`, whichever of the two it came from."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING, suffix=path.suffix)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror or one_line(error), str(path)) from error
-        raise
+    """Write a file whole, on the disk before it has its name, or not at all. An OSError names `path`."""
+    with written_whole(path) as part, part.open("wb") as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, data) -> None:
@@ -82,7 +70,7 @@ class Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.path, prefix=WRITING):
             pass
-        for left in self.path.glob(f"{WRITING}*"):
+        for left in self.path.glob(".*.json*.*"):
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > DAY:
                     left.unlink()
