@@ -100,7 +100,7 @@ def test_every_error_of_the_system_is_one_line(quick, tmp_path, monkeypatch, cap
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("eval.core.files.tempfile.mkstemp", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     line = refused(capsys, ["accuracy", *quick, "0"])
     assert line == f"error: {tmp_path / 'out' / 'run.json'}: {os.strerror(number)}"
 
