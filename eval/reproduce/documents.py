@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..core.digests import ROOT
 from ..core.files import write_file
-from . import gates, ledger, rehearsal, tables
+from . import gates, ledger, tables
 from .collect import rows_of, show_flat, write
 from .studies import STUDIES
 
@@ -17,10 +17,9 @@ DOCUMENTS = [ROOT / "README.md"] + [
 ]
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
-    "gates": gates.verdicts, "calibrated": gates.calibrated, "answers": gates.answers,
-    "ledger": ledger.table, "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
-    "curves": tables.curves, "formats": tables.formats, "perplexity": tables.perplexity,
-    "reuse": tables.reuse, "rehearsal": rehearsal.table, "chosen": rehearsal.chosen,
+    "gates": gates.verdicts, "answers": gates.answers, "ledger": ledger.table, "accuracy": tables.accuracy,
+    "beside": tables.beside, "costs": tables.costs, "curves": tables.curves, "formats": tables.formats,
+    "perplexity": tables.perplexity, "reuse": tables.reuse,
 }  # fmt: skip
 
 
