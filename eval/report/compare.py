@@ -15,7 +15,7 @@ from ..accuracy.taskset import AGREEMENT
 from ..core.measurement import run
 from ..core.results import Store
 from ..core.show import Show
-from . import plots, tables
+from . import budgets, plots, tables
 
 
 class _Silent(Show):
@@ -89,9 +89,6 @@ def pareto(board: tables.Board) -> Figure:
 
 def front(board: tables.Board) -> list[str]:
     """Methods that no other beats: at least as accurate with at most as many bytes on the device."""
-    known = {m: (value, board.bytes[m]["device_bytes"]) for m, (value, _) in board.mean.items()}
-
-    def beaten(value: float, size: float) -> bool:
-        return any(v >= value and s <= size and (v, s) != (value, size) for v, s in known.values())
-
-    return [method for method, point in known.items() if not beaten(*point)]
+    known = {m: (board.bytes[m]["device_bytes"], value) for m, (value, _) in board.mean.items()}
+    best = budgets.front(list(known.values()))
+    return [method for method, point in known.items() if point in best]

@@ -27,7 +27,7 @@ from ..core.files import write_file
 SHADES = (0.0, -0.42, 0.4)  # of a colour: as it is, darker, lighter
 FILLS = ("full", "none", "left", "right", "top", "bottom")  # of the mark of one name's several specs
 FEW = 3  # points whose names have room beside them
-NOBODY = {"Software": None}  # so that a picture is the same bytes every time
+NOBODY = {"svg": {"Date": None}, "png": {"Software": None}}  # a picture is the same bytes every time
 
 
 def looks(methods) -> dict[str, dict]:
@@ -186,13 +186,9 @@ def against_context(rows: list[dict]) -> Figure:
 
 def draw(make, path: Path) -> str:
     """Draw what `make()` returns, write PATH.svg and PATH.png (white ground), return the SVG text."""
-    look = {"facecolor": "white", "bbox_inches": "tight", "pad_inches": 0.08}
     with matplotlib.rc_context(SETTINGS):
-        figure, text = make(), io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None}, **look)
-        write_file(path.with_suffix(".svg"), text.getvalue())
-        write_file(path.with_suffix(".png"), picture(figure, "png", dpi=160, metadata=NOBODY, **look))
-    return text.getvalue()
+        save(make(), path, dpi=160, facecolor="white", bbox_inches="tight", pad_inches=0.08)
+    return path.with_suffix(".svg").read_text(encoding="utf-8")
 
 
 def picture(figure: Figure, form: str, **how) -> bytes:
@@ -202,12 +198,12 @@ def picture(figure: Figure, form: str, **how) -> bytes:
     return made.getvalue()
 
 
-def save(figure: Figure, stem: Path, *forms: str) -> None:
-    """Write a study's figure as STEM.svg and STEM.png, or in these forms only, the same bytes every time."""
-    how = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144, "metadata": NOBODY}}
+def save(figure: Figure, stem: Path, *forms: str, dpi: int = 144, **look) -> None:
+    """Write a figure as STEM.svg and STEM.png, or in these forms only, the same bytes every time."""
     with matplotlib.rc_context(SETTINGS):
-        for form in forms or how:
-            write_file(stem.with_suffix(f".{form}"), picture(figure, form, **how[form]))
+        for form in forms or NOBODY:
+            made = picture(figure, form, dpi=dpi, metadata=NOBODY[form], **look)
+            write_file(stem.with_suffix(f".{form}"), made)
 
 
 def for_page(svg: str, name: str, title: str) -> str:

@@ -21,7 +21,8 @@ def curve_of(method: str) -> tuple[str, float | None]:
         spec = parse(method)
     except ValueError:  # a method that is not known here
         return method, None
-    rest = [f"{name}={value}" for name, value in spec.parameters.items() if name != "budget"]
+    written = {name: str(v).lower() if isinstance(v, bool) else v for name, v in spec.parameters.items()}
+    rest = [f"{name}={value}" for name, value in written.items() if name != "budget"]
     budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
     return f"{spec.name}:{','.join(rest)}" if rest else spec.name, budget
 
@@ -97,8 +98,11 @@ def provenance(cell: dict, data: str) -> dict:
 
 
 def write(found: list[dict], stem: Path) -> list[Path]:
-    """STEM.csv and STEM.parquet; returns their paths."""
+    """STEM.csv and STEM.parquet, left as they are where they say the same; returns their paths."""
     table = pandas.DataFrame(found, dtype=object)
-    for ending, data in ((".csv", table.to_csv(index=False)), (".parquet", table.to_parquet(index=False))):
-        write_file(stem.with_suffix(ending), data)
-    return [stem.with_suffix(".csv"), stem.with_suffix(".parquet")]
+    paths = [stem.with_suffix(".csv"), stem.with_suffix(".parquet")]
+    text = table.to_csv(index=False)
+    if not all(path.is_file() for path in paths) or paths[0].read_text(encoding="utf-8") != text:
+        write_file(paths[0], text)
+        write_file(paths[1], table.to_parquet(index=False))
+    return paths

@@ -36,7 +36,8 @@ class Reproduce(Measurement):
     studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
     quick: bool = option("run a few documents each, and collect in --out only", False, action="store_true")
     rows: Path | None = option(  # noqa: RUF009
-        "folder of your own files: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, and profiles",
+        "folder of your own files: piqa.jsonl, copa.jsonl, hellaswag.jsonl, lambada.jsonl, wikitext2.txt, "
+        "profiles, and GGUF files of models",
         type=Path,
     )
 
