@@ -68,12 +68,8 @@ def setup(settings, report: Callable) -> Callable:
         else:
             report(0, 1, f"{name}: making its documents")
             lm.together(mine)
-            found, task = (
-                {},
-                taskset.prepared(
-                    name, settings.num_fewshot, settings.seed, settings.sources, settings.gen_kwargs
-                ),
-            )
+            how = settings.num_fewshot, settings.seed, settings.sources, settings.gen_kwargs
+            found, task = {}, taskset.prepared(name, *how)
             some, count = settings.documents.get(name), len(task.eval_docs)
             if some and max(some) >= count:
                 raise Problem(f"--samples {name}: {max(some)} is none of its documents 0 to {count - 1}")

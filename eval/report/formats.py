@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
-import pandas
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from matplotlib.table import Table as Grid
 
 from ..accuracy.taskset import AGREEMENT
 from ..core.files import write_file
@@ -113,36 +113,23 @@ def _pdf(found: list[Board], figures: list[dict], out: Path) -> Path:
 
 
 def sheet(title: str, head: list[str], body: list[list[str]], note: str) -> Figure:
-    """A table as a page, as wide as it needs."""
-    plain = pandas.DataFrame(body, columns=range(len(head))).map(lambda text: text.replace("`", ""))
-    heads = [text.replace(", ", "\n").replace(" / ", " /\n") for text in head]
-    widths = [max(map(len, [*text.split("\n"), *plain[place]])) + 2 for place, text in enumerate(heads)]
-    tall = 0.7 * max(text.count("\n") for text in heads) + 1.3
-    width, line = max(6.0, 0.085 * sum(widths)), 0.24
-    note = textwrap.fill(f"{title}. {note}.".replace("`", ""), int(width / 0.075))
-    height = line * (len(body) + tall)
-    figure = Figure(figsize=(width, height))
+    """A table as a page, below its words."""
+    figure = Figure(figsize=(6, 0.3))  # a page grows with what is on it
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, sum(widths)), ylim=(height, 0))
     axes.axis("off")
-    ends = [sum(widths[: place + 1]) for place in range(len(widths))]
-    put = lambda x, y, text, **how: axes.text(x, y, text, fontsize=9, va="bottom", parse_math=False, **how)
-    for row, (base, texts) in enumerate(
-        [
-            (tall * line, heads),
-            *(
-                ((tall + 1 + place) * line, list(texts))
-                for place, texts in enumerate(plain.itertuples(index=False))
-            ),
-        ]
-    ):
-        bold = {"fontweight": "bold"} if row == 0 else {}
-        put(0, base - 0.05, texts[0], ha="left", **bold)
-        for end, text in zip(ends[1:], texts[1:], strict=True):
-            put(end, base - 0.05, text, ha="right", **bold)
-    for y, thick in ((0, 1.2), (tall * line, 0.7), (height, 1.2)):
-        axes.axhline(y, color="black", lw=thick, clip_on=False)
-    axes.text(0, height + 0.12, note, fontsize=9, va="top", parse_math=False)
+    words = textwrap.fill(f"{title}. {note}.".replace("`", ""), 110)
+    axes.set_title(words, fontsize=9, parse_math=False)
+    heads = [text.replace(", ", "\n").replace(" / ", " /\n") for text in head]
+    drawn = axes.add_table(Grid(axes, loc="bottom"))
+    for row, line in enumerate([heads, *body]):
+        height = 0.75 * (1 + max(text.count("\n") for text in line))
+        for column, text in enumerate(line):
+            side = "right" if column else "left"
+            cell = drawn.add_cell(row, column, 1, height, text=text.replace("`", ""), loc=side)
+            cell.set_text_props(fontsize=9, fontweight="normal" if row else "bold", parse_math=False)
+            cell.visible_edges = {0: "BT", len(body): "B"}.get(row, "open")
+    drawn.auto_set_font_size(False)
+    drawn.auto_set_column_width(range(len(head)))
     return figure
 
 

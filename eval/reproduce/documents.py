@@ -17,9 +17,9 @@ DOCUMENTS = [ROOT / "README.md"] + [
 ]
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
-    "gates": gates.verdicts, "answers": gates.answers, "ledger": ledger.table, "accuracy": tables.accuracy,
-    "beside": tables.beside, "costs": tables.costs, "curves": tables.curves, "formats": tables.formats,
-    "perplexity": tables.perplexity, "reuse": tables.reuse,
+    "gates": gates.verdicts, "ledger": ledger.table, "accuracy": tables.accuracy, "beside": tables.beside,
+    "costs": tables.costs, "crossed": tables.crossed, "curves": tables.curves, "formats": tables.formats,
+    "perplexity": tables.perplexity,
 }  # fmt: skip
 
 

@@ -1,9 +1,8 @@
-"""Tables of stored gates (`kvlab gate --json`), and of the answers of formats that they judged."""
+"""The table of stored gates (`kvlab gate --json`)."""
 
 from __future__ import annotations
 
 import json
-import re
 
 from ..core.digests import ROOT
 from . import tables
@@ -33,16 +32,3 @@ def verdicts(*methods: str) -> str:
         for model, gate in found.items()
     )
     return tables.markdown(["format"], tables.grid(cells, found), made)
-
-
-def answers() -> str:
-    """Formats by models: right answers under each, as `tables.percent` says them."""
-    short = lambda model: re.sub(r"(-instruct)?-q4_k_m\.gguf$", "", model)
-    rows = [row | {"model": short(row["model"])} for row in tables.study("answers")]
-    if not rows:
-        return tables.not_made("python -m eval reproduce --studies answers")
-    keys = dict.fromkeys((row["task"], row["model"]) for row in sorted(rows, key=lambda row: row["task"]))
-    found, there = tables.scores(rows, ("task", "model"), keys, "{}: {}")
-    found.loc["guessing"] = tables.guessing(there)
-    note = f"{tables.models_of(rows)}; * differs from `full` (McNemar, p < 0.05); {tables.made(rows[0])}"
-    return tables.markdown(["method"], found, note)

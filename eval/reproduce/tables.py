@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
 from ..report.paper import PROTOCOLS, grid, guessing, label, made, markdown, percent, scores, shots, sizes
 from ..report.perplexity import beyond, bits
 from .collect import read
-
-ASKED = ("many-questions", "reuse", "question-inside")  # one context, several questions
 
 
 def not_made(command: str) -> str:
@@ -138,16 +138,15 @@ def costs(name: str, protocol: str, model: str | None = None) -> str:
     return markdown(["model", "method", "bytes held", *contexts.HEADS], body, last)
 
 
-def reuse(name: str = "reuse") -> str:
-    """Several questions on a context: methods by models and by what the compression knew, per cent right."""
-    rows = study(name)
+def crossed(name: str, *by: str) -> str:
+    """Methods by columns, one for each of the values of these fields together, as `percent` says them."""
+    short = lambda model: re.sub(r"(-instruct)?-q4_k_m\.gguf$", "", model)
+    rows = [row | {"model": short(row["model"])} for row in study(name)]
     if not rows:
         return not_made("make reproduce")
-    by_model = {row["model"]: row for row in rows}
-    keys = [(model, protocol) for model in by_model for protocol in ASKED]
-    found, there = scores(rows, ("model", "protocol"), keys, "{}, {}")
+    keys = itertools.product(*(dict.fromkeys(row[field] for row in rows) for field in by))
+    found, there = scores(rows, by, keys, ", ".join(["{}"] * len(by)))
     found.loc["guessing"] = guessing(there)
-    models = "; ".join(f"{models_of([row])}, {row['n']} questions" for row in by_model.values())
-    asked = ", ".join([*shots(rows), rows[0]["task"]])
+    asked = ", ".join([*shots(rows), *dict.fromkeys(f"{row['task']} {row['n']}" for row in there.values())])
     star = "* differs from `full` (McNemar, p < 0.05)"
-    return markdown(["method"], found, f"{models}; {asked}; {star}; {made(rows[0])}")
+    return markdown(["method"], found, f"{models_of(rows)}; {asked}; {star}; {made(rows[0])}")

@@ -24,11 +24,6 @@ class Perplexity(OfMethods):
     prompt: int | None = option("tokens of each chunk to prefill (default: half)", type=count)
     limit: int | None = option("number of chunks (default: all)", type=count)
     batch_size: int = option("chunks to decode together (default: 8)", 8, type=count)
-    beyond_context: bool = option(
-        "allow chunks longer than the model's trained length (models with RoPE)",
-        False,
-        action="store_true",
-    )
 
     @property
     def prefilled(self) -> int:
@@ -46,7 +41,6 @@ class Perplexity(OfMethods):
         text = digest([self.text or STORIES])
         settings = {"text": text, "chunk": self.chunk, "prompt": self.prefilled}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}
-        settings |= {"beyond_context": True} if self.beyond_context else {}
         return [
             Cell(
                 self.model_name,
@@ -67,8 +61,6 @@ class Perplexity(OfMethods):
         try:
             model, tokenizer = kvlab.load(self.model, device=self.device, dtype=self.dtype)
             ids = perplexity.chunks(tokenizer, self.text, self.chunk, self.limit)
-            if self.beyond_context:
-                perplexity.lengthen(model, self.chunk)
         except ValueError as error:
             raise Problem(str(error)) from error
         advance = lambda part: bar.at(self.name, part * len(cells))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import kvlab
-from kvlab.models import rotations_of
 
 from ..accuracy.batching import Meter
 from ..accuracy.prefill import shared
@@ -35,15 +34,6 @@ def chunks(tokenizer, text: Path | None, length: int, limit: int | None) -> Tens
     if not count:
         raise ValueError(f"chunk={length}: the text has {len(ids)} tokens only")
     return ids[: count * length].view(count, length)[:limit]
-
-
-def lengthen(model, tokens: int) -> None:
-    """Let a model be fed so many tokens, more than it was trained on: its configuration says from now on that
-    it takes them. ValueError, one line, for one whose positions are no rotations (RoPE), or rotations that
-    change with the length: it has no others to go on with."""
-    rotations_of(kvlab.prepare(model))
-    config = model.config.get_text_config()
-    config.max_position_embeddings = max(tokens, config.max_position_embeddings)
 
 
 @torch.inference_mode()

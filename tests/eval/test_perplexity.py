@@ -1,6 +1,5 @@
 """Perplexity against position: every token predicted through the cache, the text's own token fed."""
 
-import copy
 import math
 from unittest.mock import Mock
 
@@ -11,7 +10,6 @@ import kvlab
 from eval.command import main
 from eval.core.results import Store
 from eval.studies import perplexity
-from tests.tiny import prompt, tiny
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +28,6 @@ def test_full_loses_what_one_pass_over_the_text_loses(loaded):
     torch.testing.assert_close(found["full"]["losses"].float(), expected, atol=1e-4, rtol=1e-4)
     assert found["int2"]["losses"].mean() > expected.mean()
     assert found["h2o:budget=6"]["scored"] == pytest.approx(0.5)
-
-
-def test_a_model_reads_on_beyond_its_context():
-    """Where that is asked for; positions that were learned have none to go on with."""
-    model = kvlab.prepare(copy.deepcopy(tiny("llama", max_position_embeddings=40)))
-    ids = prompt(60, rows=2)
-    methods = ["full", "sinks:budget=9,renumber=true"]
-    with pytest.raises(ValueError, match="41 tokens are more than the model's context of 40"):
-        raise next(perplexity.measure(model, methods, ids, 30, batch=2))[1]
-    perplexity.lengthen(model, 60)
-    found = dict(perplexity.measure(model, methods, ids, 30, batch=2))
-    with torch.inference_mode():
-        logits = model(ids).logits[:, 29:-1].float()
-    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 30:], reduction="none")
-    torch.testing.assert_close(found["full"]["losses"].float(), expected, atol=1e-4, rtol=1e-4)
-    assert found[methods[1]]["losses"].shape == (2, 30)
-    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
-        perplexity.lengthen(tiny("opt"), 200)
 
 
 def test_places_are_means_over_chunks():
