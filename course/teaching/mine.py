@@ -314,7 +314,9 @@ def _saved(name: str) -> Callable | None:
 
 def _source(made: Callable) -> str:
     """The source of a function or class from the cell that defined it, without the marks of a solution."""
-    code = made if inspect.isfunction(made) else next(filter(inspect.isfunction, vars(made).values()))
+    code = inspect.unwrap(
+        made if inspect.isfunction(made) else next(filter(inspect.isfunction, vars(made).values()))
+    )
     text = "".join(linecache.getlines(code.__code__.co_filename))
     node = next(
         one for one in ast.walk(ast.parse(_plain(text))) if getattr(one, "name", None) == made.__name__

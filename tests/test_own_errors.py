@@ -1,0 +1,99 @@
+"""A class of one's own that raises: one line that names it and its method, and the cause, wherever it is called."""
+
+import random
+from types import FunctionType
+
+import pytest
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.keep import H2O, RKV, KVzip, SnapKV
+from kvlab.place import Device, InfiniGen, OnDemand, Quest, TopK
+from kvlab.store import Int, Kivi
+
+MADE = {  # a policy of one's own -> what makes it, from its class
+    H2O: lambda own: {"keep": own(0.4)},
+    SnapKV: lambda own: {"keep": own(0.4)},
+    RKV: lambda own: {"keep": own(0.4)},
+    KVzip: lambda own: {"keep": own(0.4)},
+    TopK: lambda own: {"place": kvlab.place.Host(own())},
+    Quest: lambda own: {"place": kvlab.place.Host(own())},
+    InfiniGen: lambda own: {"place": kvlab.place.Host(own())},
+    OnDemand: lambda own: {"place": kvlab.place.Host(own(memory=60))},
+    Device: lambda own: {"place": own()},
+    Int: lambda own: {"store": own(4)},
+    Kivi: lambda own: {"store": own(2)},
+}
+RAISED = [KeyError("x"), ZeroDivisionError(), RuntimeError("one\ntwo"), NotImplementedError(), TypeError("a"),
+          AttributeError("b"), StopIteration(), ValueError("c"), IndexError(), AssertionError()]  # fmt: skip
+
+
+def hooks(base):
+    """What kvlab may call of such a class."""
+    found = {name: value for one in reversed(base.__mro__) for name, value in vars(one).items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if name[0] != "_" and isinstance(value, FunctionType | property) and name != "ours"
+    }
+
+
+def used(model, made):
+    cache = kvlab.KVCache(model, **made)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(40, 2))
+    for step in range(3):
+        stepper.feed(prompt(1, 2, step))
+    cache.stats()
+    stepper.feed(prompt(3, 2))
+    cache.hold()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("base", MADE, ids=lambda base: base.__name__)
+def test_an_error_in_ones_own_class_names_it(base, seed):
+    """In each of its methods and properties, at the first call or at a later one, also from a parent of it
+    that is no policy."""
+    draw, model, met = random.Random(f"{base.__name__}{seed}"), tiny("llama"), []
+    for name, right in hooks(base).items():
+        error, after = draw.choice(RAISED), draw.choice((0, 0, 1, 5))
+        calls = []
+
+        def raises(self, *given, right=right, error=error, after=after, calls=calls, **named):
+            calls.append(0)
+            if len(calls) > after:
+                raise error
+            return right.fget(self) if isinstance(right, property) else right(self, *given, **named)
+
+        said = {name: property(raises) if isinstance(right, property) else raises}
+        mixed = draw.random() < 0.3
+        own = type("Own", (type("Part", (), said), base) if mixed else (base,), {} if mixed else said)
+        try:
+            used(model, MADE[base](own))
+        except (ValueError, TypeError) as told:
+            whole, causes = told, []
+            while whole is not None:
+                causes.append(whole)
+                whole = whole.__cause__
+            assert f"Own.{name}" in str(told) and "\n" not in str(told), (name, str(told))
+            assert error in causes and len(calls) > after, name
+            met.append(name)
+        else:
+            assert len(calls) <= after, f"{name}: {type(error).__name__} was swallowed"
+    assert met
+
+
+def test_the_class_itself_stays_as_it_was_written():
+    """Its names, its signature and what it returns."""
+
+    class Own(H2O):
+        def score(self, layer):
+            "What it says."
+            return super().score(layer)
+
+    assert Own.score.__doc__ == "What it says." and Own.score.__name__ == "score"
+    assert H2O(4).score is not Own(4).score and "_tells" not in vars(H2O.score)
+    model, found = tiny("llama"), []
+    for keep in (H2O(12), Own(12)):
+        found.append(kvlab.decode(model, prompt(40, 2), kvlab.KVCache(model, keep=keep), 6).logprobs)
+    assert found[0].equal(found[1])
