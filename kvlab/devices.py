@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .parameters import check_file, shown
+from .parameters import check_file, once, shown
 
 AUTO = "auto"
 
@@ -26,7 +26,7 @@ def read_map(device_map) -> str | dict:
         return device_map
     try:
         check_file(device_map)
-        found = json.loads(Path(device_map).read_text(encoding="utf-8"))
+        found = json.loads(Path(device_map).read_text(encoding="utf-8"), object_pairs_hook=once)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"device_map={str(device_map)!r}: expected auto, or a JSON file {{module: device}} ({error})"

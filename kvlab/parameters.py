@@ -16,6 +16,15 @@ def shown(value) -> str:
     return said if len(said) <= 80 else f"{said[:77]}..."
 
 
+def once(pairs: list[tuple[str, object]]) -> dict:
+    """An object of JSON, as `object_pairs_hook`. ValueError if it says a name twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"it says {shown(twice)} twice")
+    return found
+
+
 def check_kind(name: str, value, kind, expected: str) -> None:
     """TypeError for a value of another kind."""
     if not isinstance(value, kind):

@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import random
+import re
 import sys
 
 import pytest
@@ -173,6 +174,18 @@ def spoilt(x: torch.Tensor, dice: random.Random) -> torch.Tensor:
         lambda: x[..., :-1], lambda: x[..., None], lambda: x * torch.nan, lambda: x.transpose(0, -1),
     ]  # fmt: skip
     return (dice.choice(ways)() if x.dim() else torch.zeros(2)).contiguous().clone()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_name_that_a_header_says_twice_is_one_line(seed, tmp_path):
+    dice = random.Random(seed)
+    model, path, _ = saved(tmp_path, dice.choice(FORGED))
+    about, tensors = contents(path)
+    name = dice.choice(sorted(set(re.findall(r'"\w+": ', about["layers"]))))
+    at = dice.choice([found.start() for found in re.finditer(name, about["layers"])])
+    forge(path, about, tensors, layers=f"{about['layers'][:at]}{name}3, {about['layers'][at:]}")
+    with pytest.raises(ValueError, match=f"holds no cache of .* it says '{name[1:-3]}' twice"):
+        kvlab.load_cache(path, model)
 
 
 @pytest.mark.parametrize("seed", range(100))

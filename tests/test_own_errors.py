@@ -1,4 +1,4 @@
-"""A class of one's own that raises: one line that names it and its method, and the cause, wherever it is called."""
+"""A class of one's own that raises: one line that names it and its method, and the cause is kept."""
 
 import random
 from types import FunctionType

@@ -7,7 +7,7 @@ import json
 import math
 
 from kvlab.errors import STEERING
-from kvlab.parameters import shown
+from kvlab.parameters import once, shown
 
 from .files import as_json
 
@@ -36,7 +36,7 @@ def digest(cell: dict) -> str:
 def parsed(data: bytes) -> dict:
     """A cell from its file's content. Raises ValueError for what is damaged, or is no cell."""
     try:
-        cell = json.loads(data.decode("utf-8"))
+        cell = json.loads(data.decode("utf-8"), object_pairs_hook=once)
         _look_through(cell)
     except RecursionError as error:
         raise ValueError("it holds lists in lists without end") from error

@@ -42,6 +42,28 @@ def test_a_flipped_bit_is_noticed_or_says_the_same():
     assert noticed > 1000
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_name_that_is_said_twice_is_noticed(seed):
+    """Anywhere in a cell, whichever of the two values is right."""
+    dice, doubled = random.Random(seed), []
+
+    def twice(value, inside=0):
+        if isinstance(value, dict) and value:
+            items = [f"{json.dumps(name)}: {twice(one, inside + 1)}" for name, one in value.items()]
+            if not doubled and (dice.random() < 0.3 or not inside):
+                doubled.append(dice.choice(list(value)))
+                items.insert(dice.randrange(len(items) + 1), f"{json.dumps(doubled[0])}: 7")
+            return "{" + ", ".join(items) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(twice(one, inside + 1) for one in value) + "]"
+        return json.dumps(value)
+
+    good = written(cell()) if seed % 2 else json.dumps(cell()).encode()
+    bad = twice(json.loads(good)).encode()
+    with pytest.raises(ValueError, match=f"^it says {doubled[0]!r} twice$"):
+        parsed(bad)
+
+
 codes: list[int] = []  # what the reports below ended with
 WRONG = [None, 3, True, "x", [], [1], {}, {"a": 1}]
 
