@@ -116,12 +116,26 @@ def _checked(file: Path):
     for kind, tensor in samples.items():
         try:
             gguf.dequantize(tensor.data[:1], kind)
-        except NotImplementedError as error:
+        except Exception as error:  # numpy's errors too, where such a type does not fit the shape
             raise ValueError(
                 f"{file}: {tensor.name} is of quantization type {kind.name}, which the package gguf cannot "
                 "decode; use a file of another type, such as Q8_0, Q4_1 or Q4_K_M"
             ) from error
+    _check_places(reader, file)
     return reader
+
+
+def _check_places(reader, file: Path) -> None:
+    """Each tensor must begin where the one before it ends, and the last one end with the file: another type
+    or place would read other numbers."""
+    aligned = lambda at: -(-int(at) // reader.alignment) * reader.alignment
+    end = reader.data_offset
+    for tensor in sorted(reader.tensors, key=lambda one: one.data_offset):
+        if tensor.data_offset != end:
+            raise ValueError(f"{file}: {tensor.name} does not begin where the tensor before it ends")
+        end = aligned(tensor.data_offset + tensor.n_bytes)
+    if aligned(file.stat().st_size) != end:
+        raise ValueError(f"{file}: it does not end where its last tensor ends")
 
 
 def _field(reader, name: str):

@@ -158,6 +158,24 @@ def test_a_file_whose_numbers_are_not_its_tensors_is_refused_before_room_is_made
     assert "\n" not in str(error.value) and list(folder.glob("*")) == []
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_tensor_of_another_type_or_in_another_place_is_one_line(tmp_path, seed, folder):
+    """Its numbers would be other bytes. Any type, known or not, for any of the tensors; any offset."""
+    dice, file = random.Random(seed), tmp_path / "x.gguf"
+    made.write(file)
+    name, content = dice.choice(list(made.tensors(made.model())))[0].encode(), bytearray(file.read_bytes())
+    at = content.index(name) + len(name)
+    at += 4 + 8 * content[at]  # behind the number of dimensions, and these
+    if seed % 2:
+        content[at : at + 4] = dice.choice([*range(1, 45), dice.randrange(2**32)]).to_bytes(4, "little")
+    else:
+        content[at + 4 : at + 12] = dice.choice([1, 32, 2**63, 2**64 - 1, 32 * 77]).to_bytes(8, "little")
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"x\.gguf") as error:
+        kvlab.load(file)
+    assert "\n" not in str(error.value) and list(folder.glob("*")) == []
+
+
 @pytest.mark.parametrize("why", BAD)
 def test_what_cannot_be_read_is_one_line_and_leaves_nothing(tmp_path, why, capsys, folder):
     BAD[why](tmp_path / "x.gguf")
