@@ -32,9 +32,10 @@ def _texts(draw):
         three = torch.randint(WORDS, (3, 4), generator=draw)
         free = RIGHT["generate"](model, three, 8, -1)  # what is written when nothing ends it
         first, written = three[1].tolist(), free[0, 4:].tolist()
-        ends = {*first} & {*written[1:3]} - {*three[0].tolist(), *three[2].tolist()}
+        others = {*three[0].tolist(), *three[2].tolist(), *free[1, 4:].tolist()}
+        ends = {*first} & {*written[1:3]} - others
         if len(set(written)) == 8 and len(ends) == 1:
-            break  # the first row ends with a token that was in the second row's prompt
+            break  # the first row ends with a token that was in the second row's prompt, which never writes it
     (end,) = ends
     for _ in range(1000):  # a text that repeats a token, and is longer than all others
         start = torch.randint(WORDS, (1, 3), generator=draw)

@@ -31,6 +31,7 @@ def _tables(draw):
         return shuffled(draw, points)
 
     few, less = whole(draw, 2, 5), whole(draw, 1, 4)
+    below = [(few / 10, less), (few / 10 + 0.1, less + 5), (few / 10 + 0.4, less + 6)]
     return [
         (made(2),),
         (made(5),),
@@ -38,6 +39,7 @@ def _tables(draw):
         ([(few / 10, less)],),
         (made(3),),
         (made(7),),
+        (shuffled(draw, below),),  # the one in the middle is no corner of the hull, and on the front
     ]
 
 

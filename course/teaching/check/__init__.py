@@ -157,9 +157,9 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
     if answered >= right:
         print(f"correct: your cache answers {answered} of 6 leases")
     elif answered:
-        print(f"incorrect: {answered} of 6 leases, where {right} can be answered: the others lost the name")
+        print(f"incorrect: {answered} of 6 leases, of {right} that can be: what is held of the others?")
     else:
-        print("incorrect: no lease is answered: the last step does not read what clause 17 left in K and V")
+        print("incorrect: no lease is answered: what does the last step read of clause 17?")
 
 
 def board() -> None:

@@ -1,10 +1,12 @@
 """What every check shares: it runs an answer on a few cases and says what it does.
 
 An exercise holds the right function, wrong ones with the sentence for each, and what may be seen in a result.
-Its cases are drawn at every check, until each of these wrong functions shows and none looks like another. An
-answer that does on every case what the right function does is right, however it is written. One that does
-what a wrong function does has made that mistake. For the rest there are sentences about any answer
-(`sentences.py`). `answer.py` says how an answer is run and compared.
+Its cases are drawn at every check, until each of these wrong functions shows and none looks like another; a
+few more draws follow. An answer that does on every case of every draw what the right function does is right,
+however it is written. One that does what a wrong function does has made that mistake. For the rest there are
+sentences about any answer (`sentences.py`). A sentence about the answer is said only where every draw on
+which it is wrong agrees; else what one case shows is said. `answer.py` says how an answer is run and
+compared.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +30,18 @@ EXERCISES: dict[str, Exercise | Choice] = {}  # every exercise by its name, in t
 NUMBERS: dict[str, float] = {}  # what a cell asks for and does not compute
 ATTEMPTED: set[str] = set()  # what was answered since Python started
 TRIES = 50  # draws before cases are taken that hide a mistake
+MORE = 3  # draws after that, which must agree
+
+
+class Tried(NamedTuple):
+    """What an answer gives on the cases of one draw, what is wanted, which are wrong, by their numbers, and
+    whether an argument was changed."""
+
+    cases: list[tuple]
+    given: list
+    wanted: list
+    wrong: list[int]
+    changed: bool
 
 
 @dataclass(frozen=True)
@@ -76,23 +91,25 @@ class Exercise:
 
     def verdict(self, answer: Callable, drawn: tuple | None = None) -> Verdict:
         """What is said of an answer, on what `drawn` gave, or else on cases that nobody has seen before."""
-        cases, known = drawn or self.drawn()
+        cases, known, more = drawn or self.drawn()
         if untouched(answer, self.given, cases[0]):
             return Verdict(NOT_ATTEMPTED)
         if misuse := self._misuse(answer, cases[0]):
             return Verdict(INCORRECT, misuse)
-        runs, wanted = [run(answer, case) for case in cases], self._wanted(cases)
-        given, changed = [result for result, _ in runs], any(changed for _, changed in runs)
-        wrong = [number for number in range(len(cases)) if not self._alike(given[number], wanted[number])]
-        if not wrong and not changed and not kind(self.holds, given):
+        draws = [self._tried(answer, one) for one in (cases, *more)]
+        bad = [one for one in draws if one.wrong or one.changed or kind(self.holds, one.given)]
+        if not bad:
             return Verdict(CORRECT, self.praise)
+        first, wrong = bad[0], bad[0].wrong
         so_far = (
             f"test {wrong[0] + 1} of {len(cases)}: {self.grows[wrong[0]]}" if self.grows and wrong else ""
         )
-        return Verdict(INCORRECT, self._mistake(answer, cases, known, given, wanted, wrong, changed), so_far)
+        known = known if first is draws[0] else []
+        return Verdict(INCORRECT, self._agreed(answer, known, first, bad[1:]), so_far)
 
-    def drawn(self, seed: int | None = None) -> tuple[list[tuple], list[tuple[str, list]]]:
-        """Cases on which each mistake shows and none looks like another, and what each gives on them."""
+    def drawn(self, seed: int | None = None) -> tuple[list[tuple], list[tuple[str, list]], list[list[tuple]]]:
+        """Cases on which each mistake shows and none looks like another, what each gives on them, and the
+        cases of more draws."""
         draw = _generator(seed)
         for _ in range(TRIES):
             cases = self.cases(draw)
@@ -104,15 +121,21 @@ class Exercise:
                 known.append((sentence, results))
             else:
                 break
-        return cases, known[1:]
+        return cases, known[1:], [self.cases(draw) for _ in range(MORE)]
 
     def accepts(self, answer: Callable) -> bool:
         """Whether the answer's results are right on drawn cases, and no argument has changed."""
         if not fits(answer, tuple(inspect.signature(self.right).parameters)):
             return False
-        cases = self.cases(_generator())
-        runs = ((*run(answer, case), self.right(*copy.deepcopy(case))) for case in cases)
-        return all(not changed and self._alike(result, wanted) for result, changed, wanted in runs)
+        draw = _generator()
+        draws = (self._tried(answer, self.cases(draw)) for _ in range(MORE))
+        return not any(one.wrong or one.changed for one in draws)
+
+    def _tried(self, answer, cases) -> Tried:
+        runs, wanted = [run(answer, case) for case in cases], self._wanted(cases)
+        given, changed = [result for result, _ in runs], any(changed for _, changed in runs)
+        wrong = [number for number in range(len(cases)) if not self._alike(given[number], wanted[number])]
+        return Tried(cases, given, wanted, wrong, changed)
 
     def _wanted(self, cases) -> list:
         return [self.right(*copy.deepcopy(case)) for case in cases]
@@ -125,24 +148,44 @@ class Exercise:
         except Exception:  # what cannot be compared is not alike
             return False
 
-    def _mistake(self, answer, cases, known, given, wanted, wrong, changed) -> str:
-        """The sentence for a wrong answer."""
-        if nothing := no_value(given):
-            return nothing
-        return (
-            (wrong and (self._made(known, given, range(len(cases))) or self._of_another(answer)))
-            or stopped(answer, given, cases, wrong[:1])
-            or (changed and IN_PLACE)
-            or (not wrong and kind(self.holds, given))
-            or (self.grows and len(wrong) > 1 and self._made(known, given, wrong))  # one may agree by chance
-            or self._one_of_several(given, wanted)
-            or kind(self.holds, [given[number] for number in wrong])
-            or self._seen(answer, cases, given, wanted, wrong)
-            or (self.grows and self.alike is not same_rows and self._made(known, given, range(wrong[0] + 1)))
-            or stopped(answer, given, cases, wrong)
-            or pattern(self.holds, given, wanted)
-            or difference(cases, given, wanted, wrong[0], self.alike)
+    def _agreed(self, answer, known, first: Tried, others: list[Tried]) -> str:
+        """The first sentence about a wrong answer that all these draws say, or that is about one case."""
+        return next(
+            sentence
+            for sentence, of_one_case in self._sentences(answer, known, first)
+            if sentence and (of_one_case or all(self._says(answer, sentence, one) for one in others))
         )
+
+    def _says(self, answer, sentence, one: Tried) -> bool:
+        """Whether a draw says this sentence, too."""
+        known = [
+            (what, [run(wrong, case)[0] for case in one.cases])
+            for what, wrong in self.mistakes
+            if what == sentence
+        ]
+        return any(said == sentence for said, _ in self._sentences(answer, known, one))
+
+    def _sentences(self, answer, known, one: Tried) -> Iterator[tuple[str, bool]]:
+        """Sentences for a wrong answer, "" where there is none, and whether one case is enough for each."""
+        cases, given, wanted, wrong, changed = one
+        yield no_value(given), False
+        if not wrong:
+            yield IN_PLACE if changed else kind(self.holds, given), True
+            return
+        yield self._made(known, given, range(len(cases))), False
+        yield self._of_another(answer), True
+        yield stopped(answer, given, cases, wrong[:1]), True
+        yield IN_PLACE if changed else "", True
+        if self.grows and len(wrong) > 1:  # one may agree by chance
+            yield self._made(known, given, wrong), False
+        yield self._one_of_several(given, wanted), False
+        yield kind(self.holds, [given[number] for number in wrong]), False
+        yield self._seen(answer, cases, given, wanted, wrong), False
+        if self.grows and self.alike is not same_rows:
+            yield self._made(known, given, range(wrong[0] + 1)), False
+        yield stopped(answer, given, cases, wrong), True
+        yield pattern(self.holds, given, wanted), False
+        yield difference(cases, given, wanted, wrong[0], self.alike), True
 
     def _misuse(self, answer, case) -> str:
         """What keeps the answer from being called."""
