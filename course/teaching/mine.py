@@ -1,15 +1,21 @@
 """Your own cache. It decodes a real model, and every chapter replaces one of its parts.
 
-    class MyCache(mine.Cache):
-        def append(self, layer, k, v): ...        # where a new token's key and value go
-        def read(self, layer, q): ...             # the keys and values that a step looks at
-        def attend(self, layer, q, k, v): ...     # what the layer gives back
-        def ahead(self, layer, guess): ...        # what the next layer will want, guessed (chapter 7)
-        def leave(self, layer, q): ...            # what goes when the pass is over
+    class MyCache(mine.MyCache):
+        def append(self, layer, k, v): ...       # where new keys and values go (chapters 2, 3)
+        def attend(self, layer, q, k, v): ...    # what the layer gives back (2, 9)
+        def real(self): ...                      # which rows of a window are tokens (3)
+        def store(self, layer): ...              # the numbers that keys and values become (4)
+        def snapkv(self, layer, q): ...          # which tokens of a prompt stay (5)
+        def bring(self, layer): ...              # how a layer comes from the host (6)
+        def ahead(self, layer, guess): ...       # what the next layer will want, guessed (7)
+        def score(self, keys, positions): ...    # how much a token is worth by its key (8)
 
-`mine.part(snapkv)` gives your function once its check accepts it, and the course's until then.
-`mine.keep(snapkv)` also writes it to my_cache.py beside the notebooks, where later chapters find it by name,
-`mine.part("snapkv")`. A cache of this kind serves one text at a time, on models built like Llama.
+`mine.keep(MyCache)` puts these methods into the class MyCache of my_cache.py, beside those of earlier
+chapters; `mine.MyCache` is that class. A part that you have not written is the course's. Settings are not
+kept: a chapter begins with all of them off and switches on what it needs. `mine.part(snapkv)` gives your
+function once its check accepts it, and the course's until then. `mine.keep(snapkv)` also writes it to
+my_cache.py, where later chapters find it by name, `mine.part("snapkv")`. A cache of this kind serves one
+text at a time, on models built like Llama.
 """
 
 from __future__ import annotations
@@ -31,30 +37,44 @@ from torch import Tensor
 from kvlab.stats import Stats
 
 from . import check, lease
+from .check.exercise import Exercise
 
 FILE = "my_cache.py"
 HEAD = f'''"""My cache: a part from each chapter of the course, written by mine.keep(...)."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 import kvlab
 from {__package__} import mine
 from kvlab.keep import Keep
+
+globals().update(mine.course())  # the course's parts, until yours stand below
 '''
+WINDOW, BLOCK = 16, 32  # the queries that SnapKV asks; the tokens that share a scale in KIVI
+PLAIN = 32  # bits of a number as the workshop model computes it
 
 
 class Cache:
-    """One text's keys and values. Chapter 2's: everything is kept, and grows.
+    """One text's keys and values. With all settings off everything is kept, and grows.
 
     q `[heads, new, d]`; k, v `[kv_heads, new, d]` of the tokens that a pass feeds, keys after RoPE; K, V
     `[kv_heads, held, d]` of what is held. `self.K` and `self.V` hold them by the number of the layer, and
-    `self.seen` is how many tokens came before this pass.
+    `self.seen` is how many tokens came before this pass. `self.moved` counts the bytes that the last step
+    brought from the host, and `self.aside` those that the device holds to choose by.
     """
 
+    window, bits, page = 0, 0, 0  # Store: rows that are reserved; bits of a number; tokens of a page
+    keep, budget, reach = None, 0.4, 1  # Keep: "snapkv" or "norm_score"; tokens that stay, or their part
+    host, fetch, turns = False, 0, None  # Place: on the host; the part that a step fetches of a layer
+    part, alpha = 0.3, 4.0  # of the columns; how far a score may be below the best
+    pages = 0  # that a step reads of the host
+
     def __init__(self):
-        self.K, self.V, self.seen, self.moved = {}, {}, 0, 0
+        self.K, self.V, self.seen, self.moved, self.aside = {}, {}, 0, 0, 0
+        self.sizes, self.wanted, self.turned = {}, {}, {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The layer's output for the new tokens, `[heads, new, d]`."""
@@ -65,27 +85,133 @@ class Cache:
         return out
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Hold the new keys and values."""
-        held = layer in self.K
-        self.K[layer] = torch.cat([self.K[layer], k], dim=1) if held else k
-        self.V[layer] = torch.cat([self.V[layer], v], dim=1) if held else v
+        """Hold the new keys and values; with a window, the newest rows of it."""
+        for held, rows in ((self.K, k), (self.V, v)):
+            before = held.get(layer, rows.new_zeros(len(rows), self.window, rows.shape[2]))
+            held[layer] = torch.cat([before, rows], dim=1)[:, -self.window :]  # all of them at 0
+
+    def real(self) -> Tensor:
+        """Which rows of the window hold a token, `[window]`."""
+        return torch.tensor(part("real_slots")(self.seen, self.window))
 
     def read(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """K and V that a step looks at, before its own token joins them."""
-        return self.K[layer], self.V[layer]
+        K, V = self.bring(layer) if self.host or self.fetch else (self.K[layer], self.V[layer])
+        return (K[:, self.real()], V[:, self.real()]) if self.window else (K, V)
+
+    def bring(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer of the host."""
+        K, V = self.carry(layer)
+        self.moved = (self.moved if layer else 0) + K.nbytes + V.nbytes
+        return K, V
+
+    def carry(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What the link carries of a layer: the tokens that were guessed, or all."""
+        K, V = self.K[layer], self.V[layer]
+        if layer in self.wanted:
+            rows = self.wanted.pop(layer)[..., None].expand(-1, -1, K.shape[2])
+            return K.gather(1, rows), V.gather(1, rows)
+        return K.clone(), V.clone()
 
     def ahead(self, layer: int, guess: Tensor) -> None:
         """The block before `layer` begins: guess `[heads, 1, d]` is the query that `layer` will ask, if the
-        two blocks' inputs are alike. Called in decode steps, with a cache that overrides it."""
+        two blocks' inputs are alike. Called in decode steps of a cache that fetches; 0 and 1 need all."""
+        if layer >= 2:
+            given = self.given(layer, guess)
+            self.wanted[layer] = part("choose")(*given, self.part, self.alpha, self.cap(layer))
+
+    def cap(self, layer: int) -> int:
+        """The tokens that a step may fetch of a layer."""
+        return max(1, int(self.fetch * self.K[layer].shape[1]))
+
+    def given(self, layer: int, guess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `choose` reads of a layer, all of it turned: the sizes of the prompt's queries by column
+        `[heads, 1, d]`, the keys `[heads, held, d]`, and the guess `[heads, d]`."""
+        K, turn = self.K[layer], self.turns[layer]
+        done = K[:, :0] if self.bits else self.turned.get(layer, K[:, :0])  # rounding changes keys
+        self.turned[layer] = torch.cat([done, K[:, done.shape[1] :] @ turn], dim=1)
+        return self.sizes[layer], self.turned[layer], (guess @ turn)[:, 0]
 
     def leave(self, layer: int, q: Tensor) -> None:
-        """The pass is over: let go of what need not be held."""
+        """The pass is over: after a prompt tokens go, and after every pass new ones are rounded."""
+        if self.seen == 0:
+            if self.keep and self.count(layer) < self.K[layer].shape[1]:
+                self.let_go(layer, getattr(self, self.keep)(layer, q))
+            if self.fetch:
+                self.sizes[layer] = (q @ self.turns[layer]).abs().sum(1, keepdim=True)  # [heads, 1, d]
+        if self.bits:
+            self.store(layer)
+
+    def count(self, layer: int) -> int:
+        """How many tokens of a prompt stay."""
+        return max(WINDOW + 1, round(self.budget * (1 if self.budget > 1 else self.K[layer].shape[1])))
+
+    def let_go(self, layer: int, stay: Tensor) -> Tensor:
+        """Let go of all tokens but these, `[heads, kept]` by their slots. Returns these in order."""
+        stay = stay.sort(-1).values
+        rows = stay[..., None].expand(-1, -1, self.K[layer].shape[2])
+        self.K[layer], self.V[layer] = self.K[layer].gather(1, rows), self.V[layer].gather(1, rows)
+        return stay
+
+    def snapkv(self, layer: int, q: Tensor) -> Tensor:
+        """Those that stay by SnapKV, `[heads, kept]`."""
+        return part("snapkv")(q, self.K[layer], WINDOW, self.count(layer))
+
+    def norm_score(self, layer: int, q: Tensor) -> Tensor:
+        """Those that stay by their keys, `[heads, kept]`."""
+        K = self.K[layer]
+        at = torch.arange(K.shape[1]).expand(1, len(K), -1)
+        return self.score(K[None], at)[0].topk(self.count(layer)).indices
+
+    def score(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """`[batch, kv_heads, slots]` for keys `[batch, kv_heads, slots, d]`; the newest token stays."""
+        return part("norm_score")(keys, positions, 0, 1, self.reach)
+
+    def store(self, layer: int) -> None:
+        """Round what is held: keys in KIVI's blocks, values with a scale for each token."""
+        largest, V = max(1, 2 ** (self.bits - 1) - 1), self.V[layer]
+        step = V.abs().amax(-1, keepdim=True).clamp_min(1e-7) / largest  # [kv_heads, held, 1]
+        self.K[layer] = torch.stack([part("kivi_keys")(head, self.bits, BLOCK) for head in self.K[layer]])
+        self.V[layer] = part("to_codes")(V, step, largest) * step
 
     def stats(self) -> Stats:
-        """Tokens and bytes held, from the tensors of the cache; a chapter that counts otherwise says so."""
-        held = max((K.shape[1] for K in self.K.values()), default=0)
-        size = sum(one.nbytes for both in (self.K, self.V) for one in both.values())
-        return Stats(size, 0, self.moved, self.seen, held)
+        """Tokens and bytes, from the tensors of the cache. Where numbers were rounded, bytes are those of
+        packed codes, since torch has no tensor of four bits; pages are whole."""
+        if not self.K:
+            return Stats(0, 0, 0, self.seen, 0)
+        rows, layers = self.K[0].shape[1], len(self.K)
+        plain = size = sum(one.nbytes for both in (self.K, self.V) for one in both.values())
+        if self.bits and self._rounded():
+            size = self._packed(rows, layers)
+        share = size / plain
+        if self.page:
+            places = part("place")([("add", "a")] * rows, self.page)
+            size = round(size * len({page for page, _ in places}) * self.page / rows)
+        held, moved = min(self.seen, rows), round(self.moved * share)
+        if not (self.host or self.fetch or self.pages):
+            return Stats(size, 0, moved, self.seen, held)
+        if self.fetch:  # some columns of the keys
+            d = self.K[0].shape[2]
+            self.aside = round(self.part * d) / d * share * plain / 2 * (layers - 2) / layers
+        return Stats(round(self.aside), size, moved, self.seen, held)
+
+    def _packed(self, rows: int, layers: int) -> int:
+        """Bytes of codes, with scales of 16 bits; keys of a block that is not full are not rounded yet."""
+        heads, _, d = self.K[0].shape
+        waiting = rows % BLOCK
+        keys = (rows - waiting) * (self.bits + 2 * 16 / BLOCK) + waiting * PLAIN
+        return round(layers * heads * d * (keys + rows * (self.bits + 16 / d)) / 8)
+
+    def _rounded(self) -> bool:
+        """Whether the numbers that share a scale are as few as the bits can tell apart."""
+        whole = self.K[0].shape[1] // BLOCK * BLOCK
+        blocks = [K[:, :whole].unflatten(1, (-1, BLOCK)).mT for K in self.K.values()]
+        return all(_different(x) <= 2**self.bits for x in (*blocks, *self.V.values()))
+
+
+def _different(x: Tensor) -> int:
+    """The most different numbers that stand in one row of the last dimension."""
+    return int((x.sort(-1).values.diff() > 0).sum(-1).amax()) + 1 if x.numel() else 0
 
 
 def weights(q: Tensor, K: Tensor) -> Tensor:
@@ -108,7 +234,7 @@ class Reader:
         body, cache, new = self.model.model, self.cache, ids.shape[1]
         x = body.embed_tokens(ids)  # [1, new, h]
         turns = body.rotary_emb(x, torch.arange(cache.seen, cache.seen + new)[None])
-        guesses, inputs = new == 1 and type(cache).ahead is not Cache.ahead, []
+        guesses, inputs = new == 1 and cache.fetch and cache.seen, []
         for number, block in enumerate(body.layers):
             inputs.append(x[0, -1])
             if guesses and number + 1 < len(body.layers):
@@ -188,10 +314,7 @@ def answered(model, tokenizer, made: Callable[[], Cache]) -> tuple[int, Stats] |
         f" {stats.moved_bytes / 1e3:,.0f} kB moved by the last step"
     )
     if not stats.tokens_held:
-        print(
-            "It holds nothing: a step sees its own tokens alone until self.K[layer] and self.V[layer]"
-            " are set."
-        )
+        print("It holds nothing: a step sees its own tokens alone until `append` sets self.K and self.V.")
     return right, stats
 
 
@@ -225,9 +348,25 @@ def part(wanted: Callable | str) -> Callable:
 _parts: dict[str, Callable] = {}
 
 
+def course() -> dict[str, Callable]:
+    """The course's parts by their names."""
+    return {name: one.right for name, one in check.EXERCISES.items() if isinstance(one, Exercise)}
+
+
+def __getattr__(name: str):
+    """`mine.MyCache`: the class in my_cache.py, or the course's; without an `append` that holds nothing."""
+    if name != "MyCache":
+        raise AttributeError(name)
+    own = _saved("MyCache") or Cache
+    cache = own()
+    cache.append(0, torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+    return own if cache.K else type("MyCache", (own,), {"append": Cache.append})
+
+
 def keep(made: Callable) -> Callable:
     """Write a function or a class to my_cache.py, and return it. A function that has a check is written once
-    its check accepts it; until then the course's is returned, and one line says so."""
+    its check accepts it; until then the course's is returned, and one line says so. The methods of MyCache
+    join those that the file has, unless clause 17 was asked of it and not answered."""
     name = getattr(made, "__name__", "<lambda>")
     if not (inspect.isfunction(made) or inspect.isclass(made)) or name == "<lambda>":
         print(f"mine.keep takes a function or a class that a cell defines by name, not {made!r}")
@@ -235,13 +374,36 @@ def keep(made: Callable) -> Callable:
     if name in check.EXERCISES and part(made) is not made:
         print(f"{name}: the course's for now; it becomes yours when its check accepts it")
         return part(made)
+    if made in check.REFUSED:
+        print(f"{name}: as it was; the new part joins it when it answers for clause 17")
+        return made
     with _alone():
-        _write(name, _source(made))
+        _write(name, _grown(made) if name == "MyCache" else _source(made))
     sys.modules.pop(Path(FILE).stem, None)  # a method of that file is read again
     print(f"{name}: yours, kept in {FILE}")
     if name in check.EXERCISES and not _works(name):
         print(f"   but {FILE} alone cannot run it: write inside of it what it takes from other cells")
     return made
+
+
+def _grown(made: type) -> str:
+    """The class MyCache of my_cache.py with the methods of this one in place of those of the same names."""
+    text, nodes = _read()
+    old = next((node for node in nodes or [] if node.name == "MyCache"), None)
+    methods = _methods(ast.get_source_segment(text, old)) if old else {}
+    methods |= _methods(_source(made))
+    head = 'class MyCache(mine.Cache):\n    """A part from each chapter."""\n'
+    return head + "".join(f"\n{method}\n" for method in methods.values())
+
+
+def _methods(source: str) -> dict[str, str]:
+    """The methods of a class, by name, as they are written."""
+    lines = source.splitlines()
+    return {
+        one.name: "\n".join(lines[one.lineno - 1 : one.end_lineno])
+        for one in ast.parse(source).body[0].body
+        if isinstance(one, ast.FunctionDef)
+    }
 
 
 def _write(name: str, source: str) -> None:

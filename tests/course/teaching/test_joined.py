@@ -1,11 +1,11 @@
-"""The cache that joins a learner's parts: each can be switched off, and what it costs is counted."""
+"""The parts of a cache: each can be switched off, and what it costs is counted."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from course.teaching import joined, lesson, mine
+from course.teaching import lesson, mine
 from kvlab.calibrate.skew import skew
 
 TEXT = "The brown dog Otis lives in the mill. The red fox ran to the river. " * 4
@@ -20,7 +20,7 @@ def loaded():
 def fed(loaded, **settings):
     """Logits after the text's last token, and the cache."""
     model, _, turns, ids = loaded
-    reader = mine.Reader(model, type("Own", (joined.Cache,), {"turns": turns, **settings})())
+    reader = mine.Reader(model, type("Own", (mine.Cache,), {"turns": turns, **settings})())
     reader.feed(ids[:, :-1])
     return reader.feed(ids[:, -1:]), reader.cache
 

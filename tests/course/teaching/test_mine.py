@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import linecache
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import kvlab
 from course.teaching import check, lesson, mine
+from kvlab.calibrate.skew import skew
+from kvlab.keep import Keep
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +40,9 @@ def cell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mine, "_parts", {})
 
-    def run(text: str, name: str = "cell 1") -> dict:
+    def run(text: str, name: str = "cell 1", known: dict | None = None) -> dict:
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
-        scope = {"torch": torch, "mine": mine, "check": check}
+        scope = {"torch": torch, "mine": mine, "check": check, **(known or {})}
         exec(compile(mine._plain(text), name, "exec"), scope)
         return scope
 
@@ -112,6 +120,72 @@ def test_a_spoilt_file_leaves_the_courses(cell, text):
         assert (mine.Path.cwd() / "my_cache.bak.py").read_text() == text
 
 
+NOTEBOOKS = mine.Path(__file__).resolve().parents[3] / "notebooks"
+GROWN = {"append": 3, "attend": 9, "real": 3, "store": 4, "snapkv": 5, "__init__": 6, "bring": 6, "ahead": 7}
+GROWN |= {"score": 8}  # method -> the chapter whose text the file has in the end
+
+
+def own_parts(chapter: int) -> list[str]:
+    """What a chapter's cells define and keep, cell by cell: the learner's functions and classes."""
+    (path,) = NOTEBOOKS.glob(f"{chapter:02}_*.ipynb")
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = mine._plain("".join(cell["source"]))
+        if cell["cell_type"] == "code" and "mine.keep(" in text:
+            nodes = [
+                one
+                for one in ast.parse(text).body
+                if f"mine.keep({getattr(one, 'name', None)})" in text
+                or "mine.keep(" in ast.get_source_segment(text, one)
+            ]
+            parts.append("\n\n".join(ast.get_source_segment(text, one) for one in nodes))
+    return parts
+
+
+def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, model, tokenizer, tmp_path):
+    scope = {"model": model, "skew": skew, "Keep": Keep, "ThreadPoolExecutor": ThreadPoolExecutor}
+    texts = {}
+    for chapter in range(1, 10):
+        for number, part in enumerate(own_parts(chapter)):
+            texts[chapter] = texts.get(chapter, "") + part
+            scope |= cell(part, f"chapter {chapter}, cell {number}", scope)
+    text = (tmp_path / mine.FILE).read_text()
+    assert text.count("class MyCache(") == 1
+    methods = mine._methods("class MyCache" + text.partition("class MyCache")[2].partition("\n\n\n")[0])
+    assert {*methods} == {*GROWN}
+    for name, chapter in GROWN.items():
+        assert all(line in texts[chapter] for line in methods[name].splitlines() if "###" not in line), name
+    full = mine.clause17(model, tokenizer, mine.MyCache)
+    parts = {"keep": "snapkv", "budget": 0.2, "bits": 4, "host": True, "fetch": 0.2, "turns": skew(model)}
+    assert full == mine.clause17(model, tokenizer, type("MyCache", (mine.MyCache,), parts)) == 6
+    words = [sys.executable, "-m", "kvlab", "doctor", "--method", "my_cache.MyKeep:budget=0.4"]
+    env = os.environ | {"PYTHONPATH": str(NOTEBOOKS.parent)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "[!!]" not in done.stdout, done.stdout + done.stderr
+
+
+def test_a_cache_that_held_nothing_gets_an_append(cell):
+    cell("class MyCache(mine.Cache):\n    def append(self, layer, k, v): pass\n\nmine.keep(MyCache)")
+    cache = mine.MyCache()
+    cache.append(0, torch.ones(1, 2, 3), torch.ones(1, 2, 3))
+    assert cache.stats().device_bytes == 2 * 2 * 3 * 4
+
+
+def test_bits_that_nobody_rounded_to_are_not_counted():
+    class Claims(mine.Cache):
+        bits = 4
+
+        def store(self, layer):
+            pass
+
+    sizes = []
+    for made in (mine.Cache, Claims, type("Rounds", (mine.Cache,), {"bits": 4})):
+        cache, rows = made(), torch.randn(2, 3, 96, 64)
+        cache.attend(0, rows[0], *rows)
+        sizes.append(cache.stats().device_bytes)
+    assert sizes[0] == sizes[1] > 5 * sizes[2]
+
+
 def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
     monkeypatch.setattr("course.teaching.check.tally.CHOSEN", chosen := {})
     monkeypatch.setattr("course.teaching.check.tally.FORESEEN", foreseen := {})
@@ -152,9 +226,6 @@ def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
 
 
 def test_notebooks_that_keep_at_once_lose_nothing(cell, tmp_path):
-    import subprocess
-    import sys
-
     code = """import sys, linecache
 from course.teaching import mine
 for n in range(12):
