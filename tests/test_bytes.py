@@ -78,20 +78,6 @@ def test_room_is_counted_bounded_and_seldom_made(spec):
     assert forked.keys[0].shape[2] == 120 and cache.stats().spare_bytes == 0
 
 
-def test_evicted_tokens_leave_memory():
-    model = tiny("llama")
-    for spec in ("sinks:budget=10", "h2o:budget=10"):
-        cache = kvlab.make_cache(model, spec)
-        trace = kvlab.decode(model, prompt(60), cache, 20)
-        assert trace.tokens_held == [10] * 20
-        assert len(set(trace.device_bytes[1:])) == 1  # constant
-        keys, _ = cache.layers[0].store.read(torch.device("cpu"))
-        assert keys.shape == (1, 2, 10, 8)
-        assert keys.untyped_storage().nbytes() == keys.nbytes // 10 * 11  # with room for the token that comes
-        assert cache.layers[0].positions.shape == (1, 2, 10)
-        assert cache.get_seq_length() == 79
-
-
 @pytest.mark.parametrize("threads", [1, 2, 9])
 @pytest.mark.parametrize("last", [None, 1, 13, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
@@ -123,29 +109,25 @@ def test_a_long_prompt_is_watched_in_blocks_that_stay_in_a_cache(heads, last, th
     assert {room for _, room in sizes} == {4 * rows * group * 61}
 
 
-def test_tokens_held_is_what_rows_hold_in_the_mean_of_layers_and_heads():
-    model = tiny("llama", head_dim=32, hidden_size=64)
-    for spec, most in (
-        ("kvzip:budget=0.5", 32),
-        ("adakv:of=keydiff,budget=16", 16),
-        ("pyramidkv:budget=0.25,window=4", 16),
-    ):
-        cache = kvlab.make_cache(model, spec)
-        stepper = kvlab.Stepper(model, cache)
-        stepper.feed(prompt(64, 2))
-        counts = [(layer.slot_positions >= 0).sum(-1).float().mean(-1) for layer in cache.layers]
-        assert cache.stats().tokens_held == round(float(torch.stack(counts).mean(0).amax()))
-        assert abs(cache.stats().tokens_held - most) <= 1, spec
-        stepper.feed(prompt(1, 2))
-        assert abs(cache.stats().tokens_held - most) <= 2
+KEEPS = (
+    "keynorm:",
+    "keydiff:",
+    "random:",
+    "h2o:",
+    "snapkv:",
+    "adakv:of=keydiff,",
+    "pyramidkv:window=2,",
+    "kvzip:",
+)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_tokens_held_where_a_window_leaves_heads_different_numbers(seed):
+@pytest.mark.parametrize("seed", range(14))
+def test_tokens_held_is_what_rows_hold_in_the_mean_of_heads_and_the_fullest_layer(seed):
+    """A window, too, leaves heads different numbers."""
     dice = random.Random(seed)
-    model = kvlab.prepare(family(dice.choice(["Mistral", "Gemma 3", "Llama 4"])))
-    keep = dice.choice(["keynorm", "keydiff", "random", "h2o", "snapkv"])
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, f"{keep}:budget={dice.choice([0.4, 5])}"))
+    model = kvlab.prepare(family(dice.choice(["Llama", "Mistral", "Gemma 3", "Llama 4"])))
+    spec = f"{KEEPS[seed % len(KEEPS)]}budget={dice.choice([0.4, 5])}"
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
     for tokens in (dice.randint(9, 40), *[1] * 9):
         stepper.feed(prompt(tokens, 2, seed))
         layers = stepper.cache.attending

@@ -38,9 +38,14 @@ def markdown(head: list[str], body: list[list[str]] | pandas.DataFrame, note: st
     return table.markdown(head, body, note)
 
 
-def made(row: dict) -> str:
-    """Where a row was made, and with what."""
-    return f"{row['machine']}, torch {row['torch']}, code {row['code_digest']}."
+def made(rows: list[dict]) -> str:
+    """Where rows were made, and with what."""
+    return f"{every(rows, 'machine')}, torch {every(rows, 'torch')}, code {every(rows, 'code_digest')}."
+
+
+def every(rows: list[dict], key: str) -> str:
+    """All that rows say there."""
+    return ", ".join(sorted({str(row[key]) for row in rows}))
 
 
 def place(row: dict, names: tuple[str, ...]) -> tuple:
@@ -138,8 +143,7 @@ def stands_on(rows: list[dict], there: dict[tuple, dict], told: list[dict], agai
     counts = dict.fromkeys(
         f"{t} {row['n']}" + (f" ({p})" if several else "") for (t, p), row in there.items()
     )
-    every = lambda key: ", ".join(sorted({str(row[key]) for row in rows}))
-    model = [f"{one['model']} (digest {every('model_digest')})", one["dtype"], *shots(told)]
+    model = [f"{one['model']} (digest {every(rows, 'model_digest')})", one["dtype"], *shots(told)]
     said = [f"{', '.join(model)}; documents: {', '.join(counts)}"]
     low = sorted({task for (task, _), row in there.items() if row["compared"] is False})
     if low:
@@ -147,7 +151,7 @@ def stands_on(rows: list[dict], there: dict[tuple, dict], told: list[dict], agai
     marks = [f"* differs from `{against}` ({test(told)})"]
     if any(map(by_rule, told)):
         marks.append("! a rule held more slots than the method's score chose")
-    said.append("; ".join([*marks, made({key: every(key) for key in ("machine", "torch", "code_digest")})]))
+    said.append("; ".join([*marks, made(rows)]))
     return ". ".join(said)
 
 

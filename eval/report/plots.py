@@ -16,6 +16,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
@@ -58,19 +59,27 @@ def shaded(colour: str, by: float) -> str:
 
 
 def label_right(axes, points: list[tuple[float, float, str]]) -> None:
-    """Names in a column right of the axes, each joined to its point; points in axes coordinates."""
-    heights, look = apart([y for _, y, _ in points], 0.057, 0.0, 1.0), looks(name for *_, name in points)
+    """Names in a column right of the axes, each joined to its point (x, y, name)."""
+    points, look = within(axes, points), looks(name for *_, name in points)
+    heights = apart([y for _, y, _ in points], 0.057, 0.0, 1.0)
     for (x, y, name), height in zip(points, heights, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0.5), "shrinkB": 4}
         _label(axes, name, (x, y), (1.05, height), arrow, va="center")
 
 
 def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072) -> None:
-    """Names in a slanted row above the axes, each joined to its point; points in axes coordinates."""
-    places, look = apart([x for x, _, _ in points], gap, 0.02, 0.98), looks(name for *_, name in points)
+    """Names in a slanted row above the axes, each joined to its point (x, y, name)."""
+    points, look = within(axes, points), looks(name for *_, name in points)
+    places = apart([x for x, _, _ in points], gap, 0.02, 0.98)
     for (x, y, name), place in zip(points, places, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0), "shrinkB": 5}
         _label(axes, name, (x, y), (place, 1.03), arrow, rotation=50, ha="left", va="bottom")
+
+
+def within(axes, points: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """The points in axes coordinates, 0 to 1."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    return [(*to_axes.transform((x, y)), name) for x, y, name in points]
 
 
 def _label(axes, name: str, point, place, arrow: dict, **how) -> None:
@@ -87,17 +96,23 @@ def _label(axes, name: str, point, place, arrow: dict, **how) -> None:
     )
 
 
+def framed() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
 def against_bytes(points: list[dict], what: str) -> Figure:
     """Mean accuracy against a share of the full cache's bytes, on a logarithmic axis with a place for 0.
 
     points: {method, accuracy (0 to 1), stderr or None, x (share), total (share with the host, or None)}.
     """
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = framed()
     shares = [value for p in points for value in (p["x"], p.get("total")) if value]
     least, most = min(shares, default=0.1), max([1.0, *shares])
     zero = least / 3  # where "nothing" is drawn, left of all others
-    left, right = math.log(zero / 1.8), math.log(most * 1.5)
     lowest = min(p["accuracy"] - (p["stderr"] or 0) for p in points)
     bottom = max(0.0, math.floor(lowest * 10 - 0.5) / 10)
     top = min(1.06, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
@@ -115,15 +130,13 @@ def against_bytes(points: list[dict], what: str) -> Figure:
         )  # fmt: skip
         labels.append((x, p["accuracy"], p["method"]))
     axes.set_xscale("log")
-    axes.set_xlim(math.exp(left), math.exp(right))
+    axes.set_xlim(zero / 1.8, most * 1.5)
     axes.set_ylim(bottom, top)
     steps = (1,) if most / least > 20 else (1, 2, 5)
     ticks = [m * 10.0**e for e in range(-6, 3) for m in steps]
     ticks = [t for t in ticks if zero * 2 <= t < most * 1.5]
     axes.set_xticks([zero, *ticks], ["0", *(f"{100 * t:g} %" for t in ticks)])
     axes.minorticks_off()
-    axes.grid(True)
-    axes.set_axisbelow(True)
     axes.set_xlabel(f"{what}, share of what the full cache holds")
     axes.set_ylabel("mean accuracy over the tasks")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
@@ -133,20 +146,13 @@ def against_bytes(points: list[dict], what: str) -> Figure:
                 name, (x, y), xytext=(9, -5), textcoords="offset points", va="top", parse_math=False
             )
         return figure
-    label_above(
-        axes,
-        [
-            ((math.log(x) - left) / (right - left), (y - bottom) / (top - bottom), name)
-            for x, y, name in sorted(labels, key=lambda one: (one[0], -one[1]))
-        ],
-    )
+    label_above(axes, sorted(labels, key=lambda one: (one[0], -one[1])))
     return figure
 
 
 def against_context(rows: list[dict]) -> Figure:
     """Decode milliseconds per token against context; rows as in speed.json, one model."""
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = framed()
     methods = list(dict.fromkeys(row["method"] for row in rows))
     look = looks(methods)
     axes.set_xscale("log", base=2)
@@ -168,19 +174,9 @@ def against_context(rows: list[dict]) -> Figure:
     low, high = axes.get_ylim()
     ticks = [m * 10**e for e in range(-3, 6) for m in (1, 2, 5) if low <= m * 10**e <= high]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    axes.grid(True)
-    axes.set_axisbelow(True)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("decode, milliseconds per token")
-    left, right = (math.log(v) for v in axes.get_xlim())
-    bottom, top = math.log(low), math.log(high)
-    label_right(
-        axes,
-        [
-            ((math.log(x) - left) / (right - left), (math.log(y) - bottom) / (top - bottom), name)
-            for x, y, name in ends
-        ],
-    )
+    label_right(axes, ends)
     return figure
 
 

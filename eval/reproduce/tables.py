@@ -8,7 +8,7 @@ import re
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
-from ..report.paper import PROTOCOLS, grid, guessing, label, made, markdown, percent, scores, shots, sizes
+from ..report.paper import grid, guessing, label, made, markdown, percent, scores, shots, sizes
 from ..report.perplexity import beyond, bits
 from .collect import read
 
@@ -44,24 +44,6 @@ def curves(name: str, task: str, protocol: str) -> str:
     return markdown([f"`full`: {percent(full)}"], grid(cells, [f"{100 * budget:g} %" for budget in budgets]))
 
 
-def beside(budget: str, *tasks: str) -> str:
-    """The workshop models beside SmolLM2 at one budget, the methods that all have by tasks and protocols."""
-    named = {"workshop": study("toy"), "workshop-opt": study("opt"), "SmolLM2": study("passages")}
-    rows = [
-        row | {"model": model}
-        for model, some in named.items()
-        for row in some
-        if row["budget"] in (None, float(budget))
-    ]
-    keys = [(t, p, m) for t in tasks for p in PROTOCOLS for m in named]
-    found, there = scores(rows, ("task", "protocol", "model"), keys, "{}, {}: {}")
-    if not there:
-        return not_made("make reproduce")
-    found = found.dropna()
-    found.loc["guessing"] = guessing(there)
-    return markdown(["method"], found)
-
-
 def perplexity(name: str = "perplexity") -> str:
     """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
     rows = study(name)
@@ -74,7 +56,7 @@ def perplexity(name: str = "perplexity") -> str:
         late = f"{end(row) - end(base):+.3f} ± {beyond(row, base):.3f}"
         cells += [(method, model, f"{row['perplexity']:.4g}"), (method, f"{model}{LATE}", late)]
     found = grid(cells, [title for model in full for title in (model, f"{model}{LATE}")])
-    return markdown(["method"], found, f"{models_of(rows)}; {chunks(rows[0])} are decoded; {made(rows[0])}")
+    return markdown(["method"], found, f"{models_of(rows)}; {chunks(rows[0])} are decoded; {made(rows)}")
 
 
 LATE = ": nats beyond full, last quarter"
@@ -121,7 +103,7 @@ def formats(*names: str) -> str:
     order = sorted(width, key=width.get, reverse=True)
     cells = [(f"`{method}`", "bits a number", f"{width[method]:.3g}") for method in order] + cells
     found = grid(cells, ["bits a number", *(row["model"] for row in last)])
-    note = f"{models_of(last)}; {chunks(last[0])} are decoded; {' '.join(dict.fromkeys(map(made, last)))}"
+    note = f"{models_of(last)}; {chunks(last[0])} are decoded; {made(last)}"
     return markdown(["format"], found, note)
 
 
@@ -134,19 +116,25 @@ def costs(name: str, protocol: str, model: str | None = None) -> str:
     body = [
         [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
     ]
-    last = f"{models_of(rows)}, {rows[0]['task']}; {made(rows[0])}"
+    last = f"{models_of(rows)}, {rows[0]['task']}; {made(rows)}"
     return markdown(["model", "method", "bytes held", *contexts.HEADS], body, last)
 
 
-def crossed(name: str, *by: str) -> str:
-    """Methods by columns, one for each of the values of these fields together, as `percent` says them."""
+def crossed(names: str, *by: str) -> str:
+    """Methods by columns, one for each of the values of these fields together, as `percent` says them. names:
+    of studies, joined by +; of several stand the methods that all have. by: fields, and FIELD=VALUE for rows
+    with this value, or with none."""
     short = lambda model: re.sub(r"(-instruct)?-q4_k_m\.gguf$", "", model)
-    rows = [row | {"model": short(row["model"])} for row in study(name)]
+    told = [row | {"model": short(row["model"])} for name in names.split("+") for row in study(name)]
+    where = dict(one.split("=") for one in by if "=" in one)
+    rows = [row for row in told if all(str(row[field]) in (value, "None") for field, value in where.items())]
     if not rows:
         return not_made("make reproduce")
+    by = tuple(field for field in by if "=" not in field)
     keys = itertools.product(*(dict.fromkeys(row[field] for row in rows) for field in by))
     found, there = scores(rows, by, keys, ", ".join(["{}"] * len(by)))
+    found = found.dropna() if "+" in names else found
     found.loc["guessing"] = guessing(there)
     asked = ", ".join([*shots(rows), *dict.fromkeys(f"{row['task']} {row['n']}" for row in there.values())])
     star = "* differs from `full` (McNemar, p < 0.05)"
-    return markdown(["method"], found, f"{models_of(rows)}; {asked}; {star}; {made(rows[0])}")
+    return markdown(["method"], found, f"{models_of(rows)}; {asked}; {star}; {made(rows)}")

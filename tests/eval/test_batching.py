@@ -40,13 +40,6 @@ def test_every_item_is_in_one_group_that_keeps_the_limits(seed):
             assert len(group) * max(prompts) <= 300
 
 
-def test_prompts_are_parted_where_padding_is_more_work_than_a_pass():
-    """32 tokens are a pass's work: 40 of padding are more, 30 are not."""
-    assert packed([(100, 0)] + [(60, 0)] * 3, methods=0) == [[(100, 0)], [(60, 0)] * 3]
-    assert packed([(70, 0)] + [(60, 0)] * 3, methods=0) == [[(70, 0)] + [(60, 0)] * 3]
-    assert packed([(100, 5)] + [(60, 5)] * 3, methods=1) == [[(100, 5)] + [(60, 5)] * 3]  # six passes
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_no_other_parting_takes_less_work(seed):
     """Of every way to part them."""
@@ -62,13 +55,6 @@ def test_no_other_parting_takes_less_work(seed):
 
 def test_too_long_for_any_group_stands_alone():
     assert packed([(50, 5), (400, 5), (40, 5)], longest=100) == [[(400, 5)], [(50, 5), (40, 5)]]
-
-
-def test_answers_of_one_length_go_together_where_many_methods_feed_them():
-    items = [(prompt, 30 if prompt % 2 else 2) for prompt in range(101, 133)]  # half of them answer at length
-    groups = packed(items, methods=14)
-    assert all(len({steps for _, steps in group}) == 1 for group in groups)
-    assert passed(groups, 14) < passed(packed(items, methods=0), 14)
 
 
 def test_without_steps_prompts_go_by_length():

@@ -15,15 +15,6 @@ policies = st.one_of(
 )
 
 
-def write(addresses, rows, manager):
-    """What an engine does: put rows `[sequences, heads, width, D]` where it was told to."""
-    for address, row in zip(addresses, rows, strict=True):
-        target = np.ctypeslib.as_array(
-            (np.ctypeslib.ctypes.c_byte * row.nbytes).from_address(address), (row.nbytes,)
-        )
-        target[:] = np.ascontiguousarray(row).view(np.int8).ravel()
-
-
 def rows_of(first, count, manager):
     """Rows that tell their sequence, head, token and channel apart."""
     shape = (len(manager.buffers), manager.heads, count, manager.head_dim)
