@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from matplotlib.figure import Figure
 
 from kvlab.plots import INK
@@ -30,13 +28,6 @@ def bits(row: dict, full: dict) -> float:
     """Bits that a number of K and V takes, scales and windows included: by the bytes that were held."""
     width = 16 if row.get("dtype") in ("bfloat16", "float16") else 32
     return width * row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
-
-
-def beyond(row: dict, full: dict) -> float:
-    """Standard error, over chunks, of the mean loss beyond `full`'s."""
-    gaps = [mine - theirs for mine, theirs in zip(row["values"], full["values"], strict=True)]
-    mean = sum(gaps) / len(gaps)
-    return math.sqrt(sum((one - mean) ** 2 for one in gaps) / max(1, len(gaps) - 1) / len(gaps))
 
 
 def drawn(cells: list[dict]) -> Figure:

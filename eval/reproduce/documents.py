@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..core.digests import ROOT
 from ..core.files import write_file
-from . import gates, ledger, tables
+from . import ledger, tables
 from .collect import rows_of, show_flat, write
 from .studies import STUDIES
 
@@ -17,7 +17,7 @@ DOCUMENTS = [ROOT / "README.md"] + [
 ]
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
-    "gates": gates.verdicts, "ledger": ledger.table, "accuracy": tables.accuracy,
+    "gates": tables.verdicts, "ledger": ledger.table, "accuracy": tables.accuracy,
     "costs": tables.costs, "crossed": tables.crossed, "curves": tables.curves, "formats": tables.formats,
     "perplexity": tables.perplexity,
 }  # fmt: skip

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
 from ..report.paper import grid, guessing, label, made, markdown, percent, scores, shots, sizes
-from ..report.perplexity import beyond, bits
+from ..report.perplexity import bits
+from ..report.statistics import paired
 from .collect import read
 
 
@@ -53,7 +55,7 @@ def perplexity(name: str = "perplexity") -> str:
     cells = []
     for row in rows:
         method, model, base = f"`{label(row['method'])}`", row["model"], full[row["model"]]
-        late = f"{end(row) - end(base):+.3f} ± {beyond(row, base):.3f}"
+        late = f"{end(row) - end(base):+.3f} ± {paired(row['values'], base['values'])[1]:.3f}"
         cells += [(method, model, f"{row['perplexity']:.4g}"), (method, f"{model}{LATE}", late)]
     found = grid(cells, [title for model in full for title in (model, f"{model}{LATE}")])
     return markdown(["method"], found, f"{models_of(rows)}; {chunks(rows[0])} are decoded; {made(rows)}")
@@ -94,7 +96,7 @@ def formats(*names: str) -> str:
         last.append(full)
         for row in rows:
             lost = math.log(row["perplexity"] / full["perplexity"])
-            text = f"{lost:+.3f} ± {beyond(row, full):.3f}"
+            text = f"{lost:+.3f} ± {paired(row['values'], full['values'])[1]:.3f}"
             text = f"perplexity {row['perplexity']:.4g}" if row is full else text
             width.setdefault(row["method"], bits(row, full))
             cells.append((f"`{row['method']}`", row["model"], text))
@@ -138,3 +140,27 @@ def crossed(names: str, *by: str) -> str:
     asked = ", ".join([*shots(rows), *dict.fromkeys(f"{row['task']} {row['n']}" for row in there.values())])
     star = "* differs from `full` (McNemar, p < 0.05)"
     return markdown(["method"], found, f"{models_of(rows)}; {asked}; {star}; {made(rows)}")
+
+
+def gates() -> dict[str, dict]:
+    """{model: its stored gate, by `kvlab gate --json`}, without the planted ones."""
+    files = sorted((ROOT / "docs" / "results" / "gate").glob("*.json"))
+    return {
+        file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if file.stem != "planted"
+    }
+
+
+def verdicts(*methods: str) -> str:
+    """These methods, or all, by models: verdict, nats, share of most probable tokens that are the same."""
+    found, cells = gates(), []
+    for model, gate in found.items():
+        for line in gate["lines"]:
+            if (spent := line["cost"]) is not None and line["method"] in (methods or [line["method"]]):
+                told = f"{line['verdict']}: {spent['nats']:.2g} ({100 * spent['agrees']:.0f} %)"
+                cells.append((f"`{line['method']}`", model, told))
+    made = "; ".join(
+        f"{model}: {gate['tokens']} tokens, {gate['made']['cpu']}, torch {gate['made']['torch']}, "
+        f"{gate['made']['date']}"
+        for model, gate in found.items()
+    )
+    return markdown(["format"], grid(cells, found), made)
