@@ -15,7 +15,6 @@ WORDS, LINES = 120, 15  # words spoken and lines of code read in a minute
 CELL, FIGURE, HANDS, REVIEW = 0.5, 1.0, 2.0, 2.0  # minutes: run a cell, see a figure, vote, compare answers
 QUESTIONS = 1.2  # learners ask: every taught minute takes this many
 VALUE, LINE = 1.0, 3.0  # minutes at a small gap for a middle learner, as instructor/room.md estimates them
-OPTIONAL = "optional)"  # what the heading of a section ends with that nobody has to do
 
 
 @dataclass
@@ -38,10 +37,6 @@ class Section:
     def minutes(self) -> float:
         """In a room, with questions, and with the comparing of answers after an exercise."""
         return QUESTIONS * self.told + self.gaps + (self.stated + REVIEW if self.exercise else 0.0)
-
-    @property
-    def optional(self) -> bool:
-        return self.heading.endswith(OPTIONAL)
 
     @property
     def numbers(self) -> str:

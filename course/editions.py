@@ -122,12 +122,12 @@ def try_as_learner(path: Path) -> str:
     return ""
 
 
-def minutes(notebook) -> tuple[int, int, int]:
-    """(teaching with its small gaps, exercises, what is optional), in minutes, from the metadata."""
+def minutes(notebook) -> tuple[int, int]:
+    """(teaching with its small gaps, exercises), in minutes, from the metadata."""
     head = notebook.metadata.get("course", {})
-    if not all(isinstance(head.get(key), int) for key in ("teach", "exercises", "optional")):
-        raise ValueError("metadata `course` must give the minutes `teach`, `exercises` and `optional`")
-    return head["teach"], head["exercises"], head["optional"]
+    if not all(isinstance(head.get(key), int) for key in ("teach", "exercises")):
+        raise ValueError("metadata `course` must give the minutes `teach` and `exercises`")
+    return head["teach"], head["exercises"]
 
 
 def title(notebook) -> str:

@@ -57,12 +57,10 @@ class Row:
 
 
 def done(chapter: Chapter, found: list[Section]) -> list[Section]:
-    """The sections of a chapter that an agenda does in the room, in their order; of those that are optional
-    only the exercises that it names."""
+    """The sections of a chapter that an agenda does in the room, in their order."""
     home = [one(found, name) for name in chapter.home]
     left = [section for section in found if section.exercise and section.exercise not in chapter.exercises]
     taught = [section for section in found if section.heading.partition(":")[0] not in AT_HOME]
-    taught = [section for section in taught if section.exercise or not section.optional]
     return [section for section in taught if section not in home and section not in left]
 
 
@@ -145,7 +143,7 @@ minutes it saves; never leave out *Predict* or *When it does not help*.
 figure, two for the hands at *Predict*, a fifth more for questions. At a small gap a middle learner takes
 {VALUE:.0f} minute for a number and {LINE:.0f} for a line of code: an estimate, see *Half a day at three
 speeds* in [room.md](room.md). An exercise takes the minutes it states, and {REVIEW:.0f} to compare answers.
-A section that is optional is left for home. An instructor's notebook begins with these minutes of all its
+An appendix is left for home. An instructor's notebook begins with these minutes of all its
 sections, rounded up.
 """
 

@@ -111,7 +111,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 FEW_BYTES,
                 BREAK,
                 KEPT,
-                Pause("what next: chapters 1, 4 and 6 at home", 5),
+                Pause("what next: chapters 1, 4 and 6 at home", 3),
             ),
         )
     ],

@@ -78,3 +78,7 @@ def test_an_answer_that_is_fitted_to_earlier_cases_is_rejected(name):
     learnt = lambda *given: known.get(str(given), 0)
     assert FUNCTIONS[name].verdict(learnt, drawn(name, 0)).state == CORRECT
     assert FUNCTIONS[name].verdict(learnt).state == INCORRECT
+    one_draw = {str(case): known[str(case)] for case in cases}
+    assert (
+        FUNCTIONS[name].verdict(lambda *given: one_draw.get(str(given), 0), drawn(name, 0)).state == INCORRECT
+    )
