@@ -49,7 +49,7 @@ COLUMNS = 79  # characters of 24 pixels that stand side by side on a slide
 TALL = 1.6  # a picture less wide than this, in its heights, has its words beside it
 FIELDS = ("title", "show", "words", "choice", "answer", "minutes", "say", "wrong", "live")
 CHOICE = re.compile(r"(?m)^(?:- )?(\d|[a-e])\. (.+)$")
-EXERCISE = re.compile(r"(?m)^## (Exercise.*?) \((\d+) minutes")
+EXERCISE = re.compile(r"(?m)^###? (Exercise.*?) \((\d+) minutes")
 FOLD = re.compile(r"<details><summary>(\d\. .*?)</summary>(.*?)</details>", re.S)
 
 
