@@ -1,8 +1,12 @@
-"""Start: Ctrl-C while a command's packages are imported, which takes seconds, ends it without a traceback."""
+"""Start: Ctrl-C at any moment of a command, while its packages are imported too, is one line and code 130."""
 
+import _thread
 import gc
+import os
 import signal
+import sys
 from importlib import import_module
+from threading import Timer
 
 
 def kvlab() -> int:
@@ -12,9 +16,32 @@ def kvlab() -> int:
 
 def run(module: str) -> int:
     """Import a module and call its `main`; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    while_imported()
     main = import_module(module).main
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
     gc.freeze()  # Python, which ends, would look for garbage in all that was imported, for a second
     return code
+
+
+def while_imported() -> None:
+    """From now on Ctrl-C ends this process at once."""
+    signal.signal(signal.SIGINT, _ends)
+    sys.unraisablehook = _again
+
+
+def _ends(*signal) -> None:
+    try:
+        os.write(2, b"interrupted: nothing was begun\n")
+    finally:
+        os._exit(130)
+
+
+def _again(unraisable) -> None:
+    """Where Python cannot raise an exception (in a finalizer, or in a callback of compiled code) it passes
+    over it: a Ctrl-C is then sent once more."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        Timer(0.01, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)

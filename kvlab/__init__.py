@@ -1,10 +1,11 @@
 """kvlab: a course and a laboratory about the KV cache of language models."""
 
-import signal
 import sys
 
-if sys.argv[:1] == ["-m"]:  # `python -m kvlab`: Ctrl-C while torch is imported ends it without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if sys.argv[:1] == ["-m"] and "kvlab" in sys.orig_argv:  # `python -m kvlab`: torch takes seconds to import
+    from .harness import beside
+
+    beside("eval", "start").while_imported()
 
 from . import keep, place, store
 from .ask import ask

@@ -159,7 +159,7 @@ def gate(arguments: argparse.Namespace) -> int:
     import torch
 
     from .faster import lodger
-    from .gating import check, gate, show
+    from .gating import INTERRUPTED, check, gate, show
     from .make import load
     from .scratch import written_whole
 
@@ -189,6 +189,8 @@ def gate(arguments: argparse.Namespace) -> int:
                 part.write_text(show.page(found), encoding="utf-8")
     finally:  # a full disk does not lose the table
         print(show.markdown(found) if arguments.markdown else found)
+    if found.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
     return 0
 
 

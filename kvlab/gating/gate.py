@@ -34,6 +34,7 @@ FORMATS = (
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
 OF_KEEPS = 0.4  # of the time, which is left for questions
+INTERRUPTED = "interrupted: the methods below are those that were done"
 DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache does not beat guessing
 
 
@@ -141,7 +142,7 @@ def gate(
         if len(whole) < len(specs):
             _keeps(found, model, tokenizer, [spec for spec in specs if chooses(spec)], ends, say)
     except KeyboardInterrupt:
-        found.stopped = "interrupted: the methods below are those that were done"
+        found.stopped = INTERRUPTED
     found.lines = [_sized(line, room) for line in found.lines]
     return found
 
