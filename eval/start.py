@@ -5,8 +5,8 @@ import gc
 import os
 import signal
 import sys
+import time
 from importlib import import_module
-from threading import Timer
 
 
 def kvlab() -> int:
@@ -21,6 +21,9 @@ def run(module: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
+    exec(
+        ""
+    )  # after a Ctrl-C in text that was executed (a dataclass), Python would end as if nobody caught it
     gc.freeze()  # Python, which ends, would look for garbage in all that was imported, for a second
     return code
 
@@ -42,6 +45,11 @@ def _again(unraisable) -> None:
     """Where Python cannot raise an exception (in a finalizer, or in a callback of compiled code) it passes
     over it: a Ctrl-C is then sent once more."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        Timer(0.01, _thread.interrupt_main).start()
+        _thread.start_new_thread(_in_a_moment, ())
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _in_a_moment() -> None:
+    time.sleep(0.05)  # until the main thread has left that place
+    _thread.interrupt_main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 import textwrap
@@ -115,9 +116,10 @@ def ask(arguments: argparse.Namespace) -> int:
         answers.append(ask(model, tokenizer, context, arguments.question, method, **how))
     wide = max(map(len, methods))
     for question, said in zip(arguments.question, zip(*answers, strict=True), strict=True):
-        print(f"\n{question}")
+        print(f"\n{errors.shown(question)}")
         for method, answer in zip(methods, said, strict=True):
-            print(f"  {method:{wide}}  {' '.join(answer.text.split())}\n  {'':{wide}}  [{answer.cost}]")
+            text = errors.shown(" ".join(answer.text.split()))
+            print(f"  {method:{wide}}  {text}\n  {'':{wide}}  [{answer.cost}]")
     return 0
 
 
@@ -161,14 +163,18 @@ def gate(arguments: argparse.Namespace) -> int:
     from .faster import lodger
     from .gating import INTERRUPTED, check, gate, show
     from .make import load
+    from .parameters import check_whole
     from .scratch import written_whole
 
     text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
     check(methods, arguments.minutes, arguments.memory, arguments.context, arguments.users)
-    for file in filter(None, (arguments.json, arguments.html)):
-        Path(file).touch()  # refuse an unwritable file now, not in ten minutes
+    for file in filter(None, (arguments.json, arguments.html)):  # refuse a file now, not in ten minutes
+        if Path(file).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
+        Path(file).touch()
     if arguments.threads is not None:
+        check_whole("threads", arguments.threads, 1, "threads")
         torch.set_num_threads(arguments.threads)
     faster = "eager" if torch.cuda.is_available() or lodger() is None else "compiled"
     step(f"gate: loading {arguments.model or 'the workshop model'}")

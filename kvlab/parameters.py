@@ -69,6 +69,8 @@ def check_whole(name: str, value, least: int, unit: str = "tokens", most: int = 
     """ValueError for a parameter that is no whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         above = "" if not isinstance(value, int) or value <= most else f", at most {most}"
+        if least == 1:
+            unit = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
         raise ValueError(f"{name}={shown(value)}: expected a whole number of at least {least} {unit}{above}")
 
 

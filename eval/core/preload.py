@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its workers
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process too, while it imports
 gc.disable()
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["TQDM_DISABLE"] = "1"
@@ -24,3 +24,4 @@ with contextlib.suppress(ImportError):  # kvlab works without it
 
 gc.freeze()
 gc.enable()
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # now it is for the command, which ends its workers

@@ -11,6 +11,7 @@ from ..parameters import check_whole, shown
 from ..spec import Spec
 
 TOKENS = 32_768  # of a context, if neither the user nor the model states one
+LEAST = 2**20  # bytes: less is a number whose unit was forgotten
 UNITS = {
     "": 1,
     "KB": 1e3,
@@ -71,7 +72,7 @@ def _sized(memory) -> float:
         size = float(found[1]) * unit
     except (TypeError, ValueError):
         size = 0.0
-    if not 0 < size < float("inf"):
+    if not LEAST < size < float("inf"):
         raise ValueError(f"memory={shown(memory)}: expected a size such as 24GB or 16GiB")
     return size
 

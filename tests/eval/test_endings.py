@@ -112,7 +112,32 @@ def test_every_error_of_the_system_is_one_line(quick, tmp_path, monkeypatch, cap
 def test_ctrl_c_while_packages_are_imported_is_no_traceback(tmp_path, words):
     (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     done = python(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert (done.returncode, done.stderr) == (130, "interrupted: nothing was begun\n")
+
+
+def test_ctrl_c_ends_the_fork_server_while_it_imports(tmp_path):
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import eval.core.preload"
+    done = python("-c", code, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("where", ["a finalizer", "a callback", "the end"])
+def test_ctrl_c_where_python_passes_over_it(tmp_path, where):
+    """It comes again a moment later; behind the last line of a command it changes nothing."""
+    body = {
+        "a finalizer": "class A:\n  def __del__(self): kill()\nA()",
+        "a callback": "import ctypes\nctypes.CFUNCTYPE(None)(kill)()",
+        "the end": "import atexit\natexit.register(kill)",
+    }[where]
+    (tmp_path / "a_command.py").write_text(
+        "import os, signal, time\ndef kill(): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)\n"
+        f"def main():\n try:\n  exec({body!r}, globals())\n  time.sleep({0 if where == 'the end' else 9})\n"
+        "  return 0\n except KeyboardInterrupt:\n  return 130\n"
+    )
+    code = "import sys; from eval.start import run; sys.exit(run('a_command'))"
+    done = python("-c", code, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert (done.returncode, done.stderr) == (0 if where == "the end" else 130, "")
 
 
 def test_a_full_disk_under_standard_output():
