@@ -102,7 +102,7 @@ def explained(
     """How the columns are made (`kvlab/arithmetic.py` has the formulas). budgets: methods that a table has at
     each budget without saying so; most: those whose moved bytes are no lower bound."""
     but = (
-        f", but for {', '.join(most)}: what is fetched hangs on the text, so all of the budget is counted, "
+        f", except {', '.join(most)}: what they fetch depends on the text, so the whole budget is counted, "
         "and a step may move less"
     )
     notes = [

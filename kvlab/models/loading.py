@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 import weakref
@@ -118,7 +119,9 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
 def _none(what: str, source, error: Exception) -> ValueError:
     """What a broken file raises says seldom that it is broken."""
     begins = f"no {what} could be loaded from {str(source)!r}{fetching.near(source)}"
-    return ValueError(f"{begins}: {first_line(error).rstrip(':')} (is every file of it there, and whole?)")
+    if os.path.isdir(source) and not Path(source, "config.json").is_file():
+        return ValueError(f"{begins}: the folder has no config.json")
+    return ValueError(f"{begins}: {first_line(error).rstrip(': ')} (is every file of it there, and whole?)")
 
 
 def offloaded() -> str:

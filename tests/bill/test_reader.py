@@ -50,7 +50,7 @@ def test_budgets_are_said_and_what_is_no_lower_bound():
         named = said.partition("budget 20 % of the tokens: ")[2].partition("<")[0].partition(" cache of")[0]
         wanted = {name for name in METHODS if parse(name).method.parameters.get("budget") == 0.2}
         assert set(named.split(", ")) == wanted | {"infinigen:alpha=inf"}
-        most = said.partition("nothing real is smaller or quicker, but for ")[2].partition(": what")[0]
+        most = said.partition("nothing real is smaller or quicker, except ")[2].partition(": what")[0]
         assert most.split(", ") == ["infinigen", "infinigen+int4", "infinigen:alpha=inf"]
     assert [line.budget for line in bill.lines[-3:]] == [0.5, 9, 0.2]
     plain = kvlab.bill("Llama-3.1-8B", "H200", 4096, methods=["full", "quest:budget=0.1"])
