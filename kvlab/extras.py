@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,8 +42,18 @@ def line(module: str) -> str:
         if module in modules and extra == "eval" and kit_folder():
             return f"{name} is not installed: chapter 8 scores with it; `{START} --all` adds it (140 MB)"
         if module in modules:
-            return f'the package {name} is not installed: pip install "kvlab[{extra}]"'
+            return f'the package {name} is not installed: pip install "{source()}[{extra}]"'
     return ""
+
+
+def source() -> str:
+    """What pip finds kvlab by: its name where it is installed, since no index has it, else the clone's
+    folder."""
+    try:
+        metadata.version("kvlab")
+    except metadata.PackageNotFoundError:
+        return str(Path(__file__).resolve().parents[1])
+    return "kvlab"
 
 
 def missing(error: BaseException | None) -> str:

@@ -95,3 +95,13 @@ def test_the_table_of_modules_is_that_of_pyproject():
         if extra not in ("ruler", "longbench"):  # lm-eval's own
             named = {"PIL": "pillow"}
             assert {named.get(one, one) for one in modules} - deeper <= brought[extra], extra
+
+
+def test_the_line_names_the_clone_where_kvlab_is_not_installed(monkeypatch):
+    """No index has kvlab, so its name alone would be looked for in vain."""
+
+    def none(name):
+        raise extras.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(extras.metadata, "version", none)
+    assert extras.line("pandas").endswith(f'pip install "{ROOT}[eval]"')
