@@ -168,3 +168,13 @@ def test_a_document_beyond_the_context_costs_no_other_verdict(workshop, monkeypa
     found = gate(*workshop, ["int8", "sinks:budget=0.5"])
     assert [line.verdict for line in found.lines] == ["safe", "no verdict"]
     assert "are more than the model's context of 2048" in found["sinks:budget=0.5"].why and str(found)
+
+
+def test_ctrl_c_prints_what_was_done_and_ends_with_130(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["kvlab.gating.gate"], "_formats", interrupt)
+    assert cli.main(["gate", "--methods", "int8"]) == 130
+    said = capsys.readouterr()
+    assert "interrupted: the methods below" in said.out and said.err.endswith("kvlab: interrupted\n")
