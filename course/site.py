@@ -277,7 +277,7 @@ def report_page(report: Path | None, extra: Path) -> str:
 
 
 def walk(package: str) -> list:
-    """The package and its modules, by name, but for those that need a package which is not installed."""
+    """The package and its modules, by name, except those that need a package which is not installed."""
     top = importlib.import_module(package)
     found = [top]
     for name in sorted(module.name for module in pkgutil.walk_packages(top.__path__, f"{package}.")):

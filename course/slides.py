@@ -2,7 +2,7 @@
 
 A cell tagged `slide` has one entry or more in its metadata `slides`. An entry gives what is said; what is
 shown comes from the cell: its drawing, formula, choices or task, a stored picture, some lines of what it
-printed. So a picture that the chapter draws anew is new on its slide, too. As text (course/text.py):
+printed. So a picture that the chapter draws again is new on its slide, too. As text (course/text.py):
 
     ```{slide}
     title: The price of a token          in Markdown; a picture without `words` shows its own sentence
