@@ -226,5 +226,6 @@ def _what(value) -> str:
 
 
 def _short(value) -> str:
-    text = repr(value.tolist() if isinstance(value, Tensor) else value)
+    plain = value.tolist() if isinstance(value, Tensor) else value
+    text = f"{plain:.6g}" if isinstance(plain, float) else repr(plain)
     return text if len(text) <= 60 else text[:57] + "..."
