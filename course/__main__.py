@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         "answers", type=Path, metavar="CSV", help="the class's table, or a folder of saved forms"
     )
     one.add_argument("--out", type=Path, default=Path("answers.png"))
-    one.add_argument("--quiz", type=Path, default=quiz.QUIZ, help="where quiz.md lies, if not beside kvlab")
+    one.add_argument("--quiz", type=Path, default=quiz.QUIZ, help="where quiz.md is, if not beside kvlab")
     one = verbs.add_parser("board", help="who has solved what, from the folder that KVLAB_BOARD names")
     one.add_argument("folder", type=Path)
     if CLONE:

@@ -67,7 +67,7 @@ def questions(path: Path = QUIZ) -> list[Question]:
         text = path.read_text(encoding="utf-8")
     except OSError:
         raise ValueError(
-            f"no quiz at {path}: say --quiz and where quiz.md lies (it comes with the zip for instructors)"
+            f"no quiz at {path}: say --quiz and where quiz.md is (it comes with the zip for instructors)"
         ) from None
     found = []
     for part in re.split(r"(?m)^## ", text)[1:]:

@@ -141,7 +141,7 @@ def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[
     if chat:
         # A template may change the ends of its text, so a mark in the question's place shows where the
         # context ends.
-        mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+        mark = next(one for one in map(chr, range(0xE000, 0xF8FF)) if one not in context)  # private use
         head, *rest = _turn(tokenizer, context + mark).split(mark)
         texts = [_turn(tokenizer, text) for text in texts]
         if len(rest) != 1 or not all(text.startswith(head) for text in texts):

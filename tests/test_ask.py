@@ -78,7 +78,7 @@ def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protoc
     assert [one.tokens for one in found] == [one.tokens for one in alone] != [one.tokens for one in first]
 
 
-@pytest.mark.parametrize("context", [CONTEXT, f"  {CONTEXT} \n", f"{CONTEXT}\n\n"])
+@pytest.mark.parametrize("context", [CONTEXT, f"  {CONTEXT} \n", f"{CONTEXT}\n\n", f"\ufffc {CONTEXT}"])
 def test_the_cut_in_a_chat_template(loaded, context):
     model, tokenizer = loaded[0], chatting(loaded[1])
     trimming = copy.deepcopy(tokenizer)

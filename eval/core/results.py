@@ -31,6 +31,7 @@ from .files import Folder, Remote, finite, folder_at, write_json
 
 RUN = "run.json"  # the command that made the folder
 NAMED = ("model", "method", "task", "config")  # what a cell's file is named by
+SAMPLE = ("doc_id", "question", "gold", "answer", "right")  # what every line of samples has
 
 
 class Store:
@@ -45,7 +46,8 @@ class Store:
         self.remote = isinstance(self.home, Remote)
         self.files = folder_at(f"{where}/cells" if self.remote else Path(where) / "cells")
         self.logs = folder_at(f"{where}/samples" if self.remote else Path(where) / "samples")
-        self.read = partial(read, self.files, cache(warn))
+        self.warn = cache(warn)
+        self.read = partial(read, self.files, self.warn)
         self.out = Path(tempfile.mkdtemp(prefix="kvlab-out-")) if self.remote else Path(where)
         if self.remote:
             weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
@@ -99,9 +101,16 @@ class Store:
 
     def samples(self, cell: dict) -> list[dict]:
         """What was asked and answered in a stored cell, a dictionary for each document; none where nothing
-        was kept. `eval/accuracy/samples.py` says what is in it."""
-        data = self.logs.read(f"{self.name(*(cell[key] for key in NAMED))}l")
-        return [json.loads(line) for line in (data or b"").splitlines()]
+        was kept or the file is damaged, which is a warning. `eval/accuracy/samples.py` says what is in it."""
+        name = f"{self.name(*(cell[key] for key in NAMED))}l"
+        try:
+            lines = [json.loads(line) for line in (self.logs.read(name) or b"").splitlines()]
+            if not all(isinstance(line, dict) and line.keys() >= {*SAMPLE} for line in lines):
+                raise ValueError(f"a line lacks one of {', '.join(SAMPLE)}")
+        except (OSError, ValueError, RecursionError) as error:
+            self.warn(f"damaged samples {shown(name)}: {one_line(error)}; they are left out")
+            return []
+        return lines
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""

@@ -56,6 +56,17 @@ def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     assert store.load(Cell("m", "full", "recall", {"limit": 4}))
 
 
+@pytest.mark.parametrize("text", ["{", "[1]\n", "\ufffe{}", '{"doc_id": 0}\n', "[" * 100_000])
+def test_damaged_samples_are_a_warning(store, text):
+    sample = {"doc_id": 0, "question": "q", "gold": "g", "answer": "a", "right": 1}
+    store.save(cell() | {"samples": [sample]})
+    assert store.samples(cell()) == [sample] and not store.lines
+    (store.out / "samples" / (store.name("m", "full", "recall", {"limit": 4}) + "l")).write_text(text)
+    assert store.samples(cell()) == []
+    (line,) = store.lines
+    assert line.startswith("damaged samples full--recall--")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 def test_a_pipe_a_folder_and_a_name_that_steers_the_terminal(store):
     store.save(cell(method="int8"))
