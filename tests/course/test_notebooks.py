@@ -10,7 +10,7 @@ import pytest
 
 from course import editions, text
 from course.clock import sections
-from course.teaching import lease
+from course.teaching import check, lease
 from course.teaching.check.key import exercise_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +99,13 @@ def test_an_exercise_is_correct_and_has_two_hints_and_a_solution(name):
             around = "".join(c.source for c in book.cells[index - 1 : index + 2] if c.cell_type == "markdown")
             for part in ("Hint 1", "Hint 2", "Solution"):
                 assert f"<summary>{part}" in around, cell.id
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_a_prediction_that_is_revealed_has_an_answer(name):
+    """Questions are numbered in the order of a chapter, its quiz among them."""
+    for asked in re.findall(r'check\.reveal\("(.+?)"\)', "".join(cell.source for cell in code(BOOKS[name]))):
+        assert any(what.startswith("Yes") for what in check.QUESTIONS[asked].values()), asked
 
 
 def test_the_readme_says_the_minutes_of_the_chapters():
