@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
-from types import FunctionType, GeneratorType, GetSetDescriptorType, NoneType
-from typing import NoReturn
+from types import FunctionType, GetSetDescriptorType, NoneType
 
 import torch
 from torch import Tensor
 
-from .errors import first_line, kind_and_line
 from .gather import gather_slots, with_room
+from .telling import is_ours, telling
 
 # the usual types in states and classes, tested at every step of every layer; none holds a tensor
 PLAIN = frozenset({int, float, bool, str, NoneType, FunctionType, property, GetSetDescriptorType, Field})
@@ -27,16 +25,16 @@ class _Sealed(type):
 
     def __init__(cls, *given, **parameters):
         super().__init__(*given, **parameters)
-        called = {name for one in cls.__mro__ if _is_ours(one) for name in vars(one) if name[0] != "_"}
-        for name in () if _is_ours(cls) else sorted(called):
+        called = {name for one in cls.__mro__ if is_ours(one) for name in vars(one) if name[0] != "_"}
+        for name in () if is_ours(cls) else sorted(called):
             home = next(one for one in cls.__mro__ if name in vars(one))
             own = vars(home)[name]
-            if _is_ours(home) or hasattr(own, "_tells") or hasattr(getattr(own, "fget", None), "_tells"):
+            if is_ours(home) or hasattr(own, "_tells") or hasattr(getattr(own, "fget", None), "_tells"):
                 continue
             if isinstance(own, FunctionType):
-                setattr(cls, name, _telling(name, own))
+                setattr(cls, name, telling(name, own))
             elif isinstance(own, property) and own.fget is not None:
-                setattr(cls, name, property(_telling(name, own.fget)))
+                setattr(cls, name, property(telling(name, own.fget)))
 
     def __call__(cls, *args, **parameters):
         made = super().__call__(*args, **parameters)
@@ -52,41 +50,6 @@ class _Sealed(type):
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _is_ours(one: type) -> bool:
-    return one.__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-def _telling(name: str, method: FunctionType) -> FunctionType:
-    """The method, whose errors name it and its class in one line; a TypeError stays one, and any other error
-    is the cause of a ValueError."""
-
-    @functools.wraps(method)
-    def telling(self, *given, **named):
-        try:
-            found = method(self, *given, **named)
-        except Exception as error:
-            tell(error, self, *given)
-        return each(found, self, *given) if isinstance(found, GeneratorType) else found
-
-    def each(found: GeneratorType, self, *given):
-        try:
-            yield from found
-        except Exception as error:
-            tell(error, self, *given)
-
-    def tell(error: Exception, self, layer=None, *others) -> NoReturn:
-        whose, index = f"{type(self).__name__}.", getattr(layer, "index", None)
-        if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(whose):
-            raise error
-        where = f", layer {index}" if isinstance(index, int) else ""
-        told = TypeError if isinstance(error, TypeError) else ValueError
-        line = first_line(error) if type(error) in (TypeError, ValueError) else kind_and_line(error)
-        raise told(f"{whose}{name}{where}: {line}") from error
-
-    telling._tells = True
-    return telling
-
-
 class Policy(metaclass=_Sealed):
     """A keep, store, format, place or fetch: an immutable set of parameters, shared by all layers.
 
@@ -98,7 +61,7 @@ class Policy(metaclass=_Sealed):
     @property
     def ours(self) -> bool:
         """Whether its class is one of kvlab's, which the tests compare: others are checked."""
-        return _is_ours(type(self))
+        return is_ours(type(self))
 
     def start(self, layer) -> State:
         """The state of one layer (see `Layer`). ValueError if a parameter does not fit the model."""

@@ -24,8 +24,10 @@ MADE = {  # a policy of one's own -> what makes it, from its class
     Int: lambda own: {"store": own(4)},
     Kivi: lambda own: {"store": own(2)},
 }
-RAISED = [KeyError("x"), ZeroDivisionError(), RuntimeError("one\ntwo"), NotImplementedError(), TypeError("a"),
-          AttributeError("b"), StopIteration(), ValueError("c"), IndexError(), AssertionError()]  # fmt: skip
+RAISED = [
+    KeyError("x"), ZeroDivisionError(), RuntimeError("one\ntwo"), NotImplementedError("d"), TypeError("a"),
+    AttributeError("b"), StopIteration(), ValueError("c"), IndexError(), AssertionError(),
+]  # fmt: skip
 
 
 def hooks(base):

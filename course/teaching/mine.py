@@ -20,15 +20,9 @@ text at a time, on models built like Llama.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import linecache
-import os
 import sys
-import textwrap
-import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -36,23 +30,9 @@ from torch import Tensor
 
 from kvlab.stats import Stats
 
-from . import check, lease
+from . import check, kept, lease
 from .check.exercise import Exercise
 
-FILE = "my_cache.py"
-HEAD = f'''"""My cache: a part from each chapter of the course, written by mine.keep(...)."""
-
-import math
-from concurrent.futures import ThreadPoolExecutor
-
-import torch
-
-import kvlab
-from {__package__} import mine
-from kvlab.keep import Keep
-
-globals().update(mine.course())  # the course's parts, until yours stand below
-'''
 WINDOW, BLOCK = 16, 32  # the queries that SnapKV asks; the tokens that share a scale in KIVI
 PLAIN = 32  # bits of a number as the workshop model computes it
 
@@ -337,10 +317,10 @@ def part(wanted: Callable | str) -> Callable:
     name = wanted if isinstance(wanted, str) else wanted.__name__
     if name not in _parts or not isinstance(wanted, str):
         exercise = check.EXERCISES[name]
-        own = _saved(name) if isinstance(wanted, str) else wanted
+        own = kept.saved(name) if isinstance(wanted, str) else wanted
         accepted = own is not None and exercise.accepts(own)
         if isinstance(wanted, str) and own is not None and not accepted:
-            print(f"{name}: the course's, because the check does not accept what {FILE} has")
+            print(f"{name}: the course's, because the check does not accept what {kept.FILE} has")
         _parts[name] = own if accepted else exercise.right
     return _parts[name]
 
@@ -357,7 +337,7 @@ def __getattr__(name: str):
     """`mine.MyCache`: the class in my_cache.py, or the course's; without an `append` that holds nothing."""
     if name != "MyCache":
         raise AttributeError(name)
-    own = _saved("MyCache") or Cache
+    own = kept.saved("MyCache") or Cache
     cache = own()
     cache.append(0, torch.ones(1, 1, 1), torch.ones(1, 1, 1))
     return own if cache.K else type("MyCache", (own,), {"append": Cache.append})
@@ -377,116 +357,16 @@ def keep(made: Callable) -> Callable:
     if made in check.REFUSED:
         print(f"{name}: as it was; the new part joins it when it answers for clause 17")
         return made
-    with _alone():
-        _write(name, _grown(made) if name == "MyCache" else _source(made))
-    sys.modules.pop(Path(FILE).stem, None)  # a method of that file is read again
-    print(f"{name}: yours, kept in {FILE}")
+    with kept.alone():
+        kept.write(name, kept.grown(made) if name == "MyCache" else kept.source(made))
+    sys.modules.pop(Path(kept.FILE).stem, None)  # a method of that file is read again
+    print(f"{name}: yours, kept in {kept.FILE}")
     if name in check.EXERCISES and not _works(name):
-        print(f"   but {FILE} alone cannot run it: write inside of it what it takes from other cells")
+        print(f"   but {kept.FILE} alone cannot run it: write inside of it what it takes from other cells")
     return made
-
-
-def _grown(made: type) -> str:
-    """The class MyCache of my_cache.py with the methods of this one in place of those of the same names."""
-    text, nodes = _read()
-    old = next((node for node in nodes or [] if node.name == "MyCache"), None)
-    methods = _methods(ast.get_source_segment(text, old)) if old else {}
-    methods |= _methods(_source(made))
-    head = 'class MyCache(mine.Cache):\n    """A part from each chapter."""\n'
-    return head + "".join(f"\n{method}\n" for method in methods.values())
-
-
-def _methods(source: str) -> dict[str, str]:
-    """The methods of a class, by name, as they are written."""
-    lines = source.splitlines()
-    return {
-        one.name: "\n".join(lines[one.lineno - 1 : one.end_lineno])
-        for one in ast.parse(source).body[0].body
-        if isinstance(one, ast.FunctionDef)
-    }
-
-
-def _write(name: str, source: str) -> None:
-    """Put a source into my_cache.py, in place of one of that name; the rest of the file stays as it is."""
-    text, nodes = _read()
-    if nodes is None:
-        os.replace(_file(), _file().with_name("my_cache.bak.py"))
-        print(f"{FILE} was no Python any more; it is kept as my_cache.bak.py")
-        text, nodes = HEAD, []
-    lines, old = text.splitlines(), next((node for node in nodes if node.name == name), None)
-    if old is None:
-        lines += ["", "", *source.splitlines()]
-    else:
-        lines[old.lineno - 1 : old.end_lineno] = source.splitlines()
-    new = _file().with_suffix(".new")
-    new.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-    os.replace(new, _file())
 
 
 def _works(name: str) -> bool:
     """Whether the function that my_cache.py has is accepted by its check."""
-    own = _saved(name)
+    own = kept.saved(name)
     return own is not None and check.EXERCISES[name].accepts(own)
-
-
-@contextmanager
-def _alone():
-    """No other notebook of this folder writes meanwhile; a lock that was left behind is passed after 5 s."""
-    lock = _file().with_suffix(".lock")
-    for _ in range(100):
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-            break
-        except FileExistsError:
-            time.sleep(0.05)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-
-
-def _file() -> Path:
-    return Path.cwd() / FILE
-
-
-def _read() -> tuple[str, list | None]:
-    """The text of my_cache.py and its functions and classes; None for these where it is no Python."""
-    try:
-        text = _file().read_text(encoding="utf-8")
-        nodes = ast.parse(text).body
-    except OSError:
-        return HEAD, []
-    except (SyntaxError, ValueError):
-        return "", None
-    return text, [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-
-
-def _saved(name: str) -> Callable | None:
-    """A function from my_cache.py, or None."""
-    text, nodes = _read()
-    if name not in [node.name for node in nodes or []]:
-        return None
-    scope: dict = {}
-    try:
-        exec(compile(text, FILE, "exec"), scope)
-    except Exception:  # a learner's file: whatever is wrong with it, the course's part serves
-        return None
-    return scope[name]
-
-
-def _source(made: Callable) -> str:
-    """The source of a function or class from the cell that defined it, without the marks of a solution."""
-    code = inspect.unwrap(
-        made if inspect.isfunction(made) else next(filter(inspect.isfunction, vars(made).values()))
-    )
-    text = "".join(linecache.getlines(code.__code__.co_filename))
-    node = next(
-        one for one in ast.walk(ast.parse(_plain(text))) if getattr(one, "name", None) == made.__name__
-    )
-    lines = _plain(text).splitlines()[node.lineno - 1 : node.end_lineno]
-    return textwrap.dedent("\n".join(line for line in lines if not line.strip().startswith("###")))
-
-
-def _plain(cell: str) -> str:
-    """A cell without its magics, which are no Python."""
-    return "\n".join("" if line.startswith(("%", "!")) else line for line in cell.splitlines())

@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 import kvlab
-from course.teaching import check, lesson, mine
+from course.teaching import check, kept, lesson, mine
 from kvlab.calibrate.skew import skew
 from kvlab.keep import Keep
 
@@ -43,7 +44,7 @@ def cell(tmp_path, monkeypatch):
     def run(text: str, name: str = "cell 1", known: dict | None = None) -> dict:
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         scope = {"torch": torch, "mine": mine, "check": check, **(known or {})}
-        exec(compile(mine._plain(text), name, "exec"), scope)
+        exec(compile(kept.plain(text), name, "exec"), scope)
         return scope
 
     return run
@@ -91,12 +92,12 @@ kept = mine.keep(real_slots)
 
 
 def test_a_right_part_is_kept_and_found_by_its_name(cell, capsys):
-    kept = cell(RIGHT)["kept"]
+    yours = cell(RIGHT)["kept"]
     assert capsys.readouterr().out == "real_slots: yours, kept in my_cache.py\n"
-    text = (mine.Path.cwd() / mine.FILE).read_text()
+    text = (Path.cwd() / kept.FILE).read_text()
     assert "SOLUTION" not in text and text.count("def real_slots") == 1
     mine._parts.clear()
-    assert mine.part("real_slots")(2, 5) == kept(2, 5) == [False, False, False, True, True]
+    assert mine.part("real_slots")(2, 5) == yours(2, 5) == [False, False, False, True, True]
     assert mine.part("real_slots") is not check.EXERCISES["real_slots"].right
 
 
@@ -104,7 +105,7 @@ def test_a_part_is_replaced_and_the_others_stay(cell):
     cell(RIGHT)
     cell("class Small(mine.Cache):\n    def leave(self, layer, q): pass\n\nmine.keep(Small)", "cell 2")
     cell(RIGHT.replace("slot >= window", "slot + 0 >= window"), "cell 3")
-    text = (mine.Path.cwd() / mine.FILE).read_text()
+    text = (Path.cwd() / kept.FILE).read_text()
     assert text.count("def real_slots") == 1 and "slot + 0" in text and "class Small(mine.Cache)" in text
     mine._parts.clear()
     assert mine.part("real_slots") is not check.EXERCISES["real_slots"].right  # a class does no harm
@@ -112,15 +113,15 @@ def test_a_part_is_replaced_and_the_others_stay(cell):
 
 @pytest.mark.parametrize("text", ["def real_slots(", "1 / 0\ndef real_slots(seen, window): pass", "\0"])
 def test_a_spoilt_file_leaves_the_courses(cell, text):
-    (mine.Path.cwd() / mine.FILE).write_text(text)
+    (Path.cwd() / kept.FILE).write_text(text)
     assert mine.part("real_slots") is check.EXERCISES["real_slots"].right
     cell(RIGHT)
     assert mine.part("real_slots")(1, 2) == [False, True]
     if not text.startswith("1 / 0"):  # what is no Python is kept beside
-        assert (mine.Path.cwd() / "my_cache.bak.py").read_text() == text
+        assert (Path.cwd() / "my_cache.bak.py").read_text() == text
 
 
-NOTEBOOKS = mine.Path(__file__).resolve().parents[3] / "notebooks"
+NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
 GROWN = {"append": 3, "attend": 9, "real": 3, "store": 4, "snapkv": 5, "__init__": 6, "bring": 6, "ahead": 7}
 GROWN |= {"score": 8}  # method -> the chapter whose text the file has in the end
 
@@ -130,7 +131,7 @@ def own_parts(chapter: int) -> list[str]:
     (path,) = NOTEBOOKS.glob(f"{chapter:02}_*.ipynb")
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = mine._plain("".join(cell["source"]))
+        text = kept.plain("".join(cell["source"]))
         if cell["cell_type"] == "code" and "mine.keep(" in text:
             nodes = [
                 one
@@ -149,9 +150,9 @@ def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, mode
         for number, part in enumerate(own_parts(chapter)):
             texts[chapter] = texts.get(chapter, "") + part
             scope |= cell(part, f"chapter {chapter}, cell {number}", scope)
-    text = (tmp_path / mine.FILE).read_text()
+    text = (tmp_path / kept.FILE).read_text()
     assert text.count("class MyCache(") == 1
-    methods = mine._methods("class MyCache" + text.partition("class MyCache")[2].partition("\n\n\n")[0])
+    methods = kept.methods("class MyCache" + text.partition("class MyCache")[2].partition("\n\n\n")[0])
     assert {*methods} == {*GROWN}
     for name, chapter in GROWN.items():
         assert all(line in texts[chapter] for line in methods[name].splitlines() if "###" not in line), name
@@ -238,5 +239,5 @@ for n in range(12):
 """
     both = [subprocess.Popen([sys.executable, "-c", code, who], cwd=tmp_path) for who in "ab"]
     assert [one.wait(60) for one in both] == [0, 0]
-    assert {node.name for node in mine._read()[1]} == {f"part_{who}_{n}" for who in "ab" for n in range(12)}
+    assert {node.name for node in kept.read()[1]} == {f"part_{who}_{n}" for who in "ab" for n in range(12)}
     assert not list(tmp_path.glob("*.lock"))
