@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvlab import extras
@@ -79,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
             return bool(problems)
         elif given.verb == "try":
             paths = given.notebooks or sorted(NOTEBOOKS.glob("*.ipynb"))
-            problems = [problem for path in paths if (problem := editions.try_as_learner(path))]
+            with ThreadPoolExecutor(2) as two:
+                problems = [problem for problem in two.map(editions.try_as_learner, paths) if problem]
             print("\n".join(problems) or f"{len(paths)} learner editions run", flush=True)
             return bool(problems)
         elif given.verb == "lab":

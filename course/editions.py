@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -106,13 +107,14 @@ def solved(source: str) -> str:
 
 
 def try_as_learner(path: Path) -> str:
-    """Run a chapter's learner edition from top to bottom; returns what is wrong with it, or nothing.
+    """Run a chapter's learner edition in an empty folder; returns what is wrong with it, or nothing.
 
     No cell may fail, and no check may say "correct" before a learner has written a line.
     """
     made = learner(nbformat.read(path, as_version=4))
     try:
-        execute(made, path.parent)
+        with tempfile.TemporaryDirectory() as folder:
+            execute(made, Path(folder))
     except ValueError as error:
         return f"{path.name}, learner edition: {error}"
     for cell in made.cells:

@@ -346,7 +346,8 @@ def __getattr__(name: str):
 def keep(made: Callable) -> Callable:
     """Write a function or a class to my_cache.py, and return it. A function that has a check is written once
     its check accepts it; until then the course's is returned, and one line says so. The methods of MyCache
-    join those that the file has, unless clause 17 was asked of it and not answered."""
+    join those that the file has, unless clause 17 was asked of it and not answered; where it stopped with an
+    error, a class with the methods as they were is returned."""
     name = getattr(made, "__name__", "<lambda>")
     if not (inspect.isfunction(made) or inspect.isclass(made)) or name == "<lambda>":
         print(f"mine.keep takes a function or a class that a cell defines by name, not {made!r}")
@@ -356,7 +357,9 @@ def keep(made: Callable) -> Callable:
         return part(made)
     if made in check.REFUSED:
         print(f"{name}: as it was; the new part joins it when it answers for clause 17")
-        return made
+        parts = [key for key in vars(made) if inspect.isfunction(getattr(Cache, key, None)) and key[0] != "_"]
+        old = {key: getattr(made.__base__, key) for key in parts}
+        return type(name, (made,), old) if check.REFUSED[made] else made
     with kept.alone():
         kept.write(name, kept.grown(made) if name == "MyCache" else kept.source(made))
     sys.modules.pop(Path(kept.FILE).stem, None)  # a method of that file is read again

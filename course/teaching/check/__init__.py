@@ -23,7 +23,7 @@ globals().update(EXERCISES)
 HELP, QUESTIONS = _key["help"], _key["questions"]
 _steps = dict.fromkeys(HELP, 0)  # the hint that comes next
 ASKS = {}  # clause17: what asks a cache; `mine` puts it here, since it imports the checks
-REFUSED = set()  # caches that did not answer for clause 17
+REFUSED = {}  # caches that did not answer for clause 17: whether they stopped with an error
 
 
 class Unknown(AttributeError):
@@ -144,7 +144,7 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
     answer (right), else what its answers show; not attempted while it stops with an error. within: the least
     and the most that numbers of its `Stats` may be, where a cache without the learner's line answers, too."""
     found = ASKS["clause17"](model, tokenizer, made)
-    REFUSED.add(made)
+    REFUSED[made] = found is None
     if found is None:
         print(NOT_ATTEMPTED)
         return
@@ -157,7 +157,7 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
     if off:
         return
     if answered >= right:
-        REFUSED.discard(made)
+        del REFUSED[made]
         print(f"correct: your cache answers {answered} of 6 leases")
     elif answered:
         print(f"incorrect: {answered} of 6 leases, of {right} that can be: what is held of the others?")

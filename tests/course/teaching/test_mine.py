@@ -172,6 +172,16 @@ def test_a_cache_that_held_nothing_gets_an_append(cell):
     assert cache.stats().device_bytes == 2 * 2 * 3 * 4
 
 
+def test_a_class_that_stops_decodes_with_the_methods_before(cell, model, tokenizer, capsys):
+    asked = "check.clause17(model, tokenizer, MyCache)\nMyCache = mine.keep(MyCache)"
+    lines = "    keep, budget = 'snapkv', 120\n\n    def snapkv(self, layer, q):\n        return ...\n"
+    known = {"model": model, "tokenizer": tokenizer}
+    made = cell(f"class MyCache(mine.MyCache):\n{lines}\n{asked}", known=known)["MyCache"]
+    assert "as it was" in capsys.readouterr().out and not (Path.cwd() / kept.FILE).exists()
+    answered, stats = mine.answered(model, tokenizer, made)
+    assert answered == 6 and stats.tokens_held < 150  # its settings, and the course's snapkv
+
+
 def test_bits_that_nobody_rounded_to_are_not_counted():
     class Claims(mine.Cache):
         bits = 4
