@@ -91,7 +91,8 @@ def generation(said: Mapping, option: str) -> dict:
 
 
 def documents(text: str) -> dict[str, list[int]]:
-    """--samples, JSON or a file of it: {task: the numbers of its documents}."""
+    """--samples, JSON or a file of it: {task: the numbers of its documents}, in their order, as lm-eval asks
+    them."""
     if not text:
         return {}
     try:
@@ -103,7 +104,7 @@ def documents(text: str) -> dict[str, list[int]]:
         raise Problem(
             f'--samples {text}: expected {{"TASK": [0, 7]}}, numbers of documents, or a file of that'
         )
-    return found
+    return {task: sorted({*numbers}) for task, numbers in found.items()}
 
 
 def shard(text: str | None) -> tuple[int, int]:

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from eval.accuracy import settings
+from eval.accuracy.samples import gold
+from eval.accuracy.taskset import load
 from eval.command import chosen, keep_earlier, main
 from eval.core.errors import Problem
 from eval.core.results import Store
@@ -106,12 +108,13 @@ def test_a_file_that_says_no_options_is_one_line(tmp_path, text, why, capsys):
 
 def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys, no_pictures):
     words = ["accuracy", "--model", str(folder), "--tasks", "recall", "--methods", "full", "--jobs", "0"]
-    words += ["--out", str(tmp_path), "--samples", '{"recall": [5, 2]}', "--write_out"]
+    words += ["--out", str(tmp_path), "--samples", '{"recall": [5, 2, 2]}', "--write_out"]
     assert main(words) == 0
     (cell,) = Store(tmp_path).records()
-    assert cell["metrics"][0]["n"] == 2 and cell["config"]["documents"] == [5, 2]
-    found = Store(tmp_path).samples(cell)
+    assert cell["metrics"][0]["n"] == 2 and cell["config"]["documents"] == [2, 5]
+    found, task = Store(tmp_path).samples(cell), load("recall")["recall"]
     assert sorted(one["doc_id"] for one in found) == [2, 5]
+    assert all(one["gold"] == gold(task, task.eval_docs[one["doc_id"]]) for one in found)
     shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recall: ")]
     assert len(shown) == 1 and repr(found[0]["prompt"]) in shown[0]
     assert main(["--config", str(tmp_path / "run.json")]) == 0
