@@ -129,8 +129,8 @@ class Accuracy(Pooled):
                 )
         if self.samples and self.limit:
             raise Problem("--samples and --limit: name one of them")
-        if strangers := set(self.documents) - {*self.tasks} - {taskset.AGREEMENT}:
-            raise Problem(f"--samples {min(strangers)}: it is not among --tasks")
+        if strangers := set(self.documents) - ({*self.tasks} - {taskset.AGREEMENT}):
+            raise Problem(f"--samples {min(strangers)}: it is not among --tasks that have numbered documents")
         if not self.mine():
             raise Problem(
                 f"--shard {self.shard}: there is nothing in it; expected I up to N, and fewer parts"
