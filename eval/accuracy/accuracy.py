@@ -161,6 +161,8 @@ class Accuracy(Pooled):
                 "task humaneval_local: in a chat its bare prompt is answered with prose; expected "
                 "humaneval_local_instruct"
             )
+        if self.num_fewshot and not any(taskset.takes_shots(task, self.sources) for task in self.tasks):
+            raise Problem(f"--num-fewshot {self.num_fewshot}: none of the tasks takes shots")
         if self.gen_kwargs and not any(taskset.writes(task, self.sources) for task in self.tasks):
             raise Problem(
                 f"--gen-kwargs {self.gen_kwargs}: none of the tasks writes text; expected one that does, "

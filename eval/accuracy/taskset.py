@@ -252,6 +252,11 @@ def writes(name: str, sources: Sources = NONE) -> bool:
     return name != AGREEMENT and _looked_at(name, sources)[name].OUTPUT_TYPE == "generate_until"
 
 
+def takes_shots(name: str, sources: Sources = NONE) -> bool:
+    """May a run choose a task's shots? A task whose YAML says 0 stays without any, as in lm-eval."""
+    return name != AGREEMENT and _looked_at(name, sources)[name].get_config("num_fewshot") != 0
+
+
 def runs_programs(name: str, sources: Sources = NONE) -> bool:
     """Does a task run what the model wrote (`unsafe_code` in its YAML)?"""
     entry = None if name == AGREEMENT else _manager_of(name, sources).task_index.get(name)

@@ -176,6 +176,7 @@ def _stands_on(board: Board) -> list[tuple[str, str]]:
         for name, version in cell["versions"].items():
             note(name, version)
         note("commit", cell.get("commit"))
-        for name in ("protocol", "evict", "context_until", "batch_size", "dtype", "limit", "num_fewshot"):
+        for name in ("protocol", "evict", "context_until", "batch_size", "dtype", "limit"):
             note(name.replace("_", " "), cell["config"].get(name))
+        note("shots", cell.get("shots"))
     return [(what, "; ".join(values)) for what, values in seen.items()]

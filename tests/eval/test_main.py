@@ -69,6 +69,10 @@ def refused(capsys, *words: str) -> str:
         (["accuracy", "--samples", '{"recall": [-1]}'], "numbers of documents"),
         (["accuracy", "--samples", '{"cloze": [1]}', "--tasks", "recall"], "not among --tasks"),
         (["accuracy", "--samples", '{"agreement": [1]}', "--tasks", "agreement"], "not among --tasks that"),
+        (
+            ["accuracy", "--num-fewshot", "2", "--tasks", "recall", "agreement"],
+            "none of the tasks takes shots",
+        ),
         (["accuracy", "--samples", '{"chain": [1]}', "--tasks", "chain", "--limit", "2"], "name one of them"),
         (["accuracy", "--shard", "3/2"], "expected I/N"),
         (["accuracy", "--shard", "1"], "expected I/N"),
