@@ -260,7 +260,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", required=True, help="a released model's name, or a folder with a config.json"
     )
     command.add_argument("--device", required=True, help="a device's name, such as 'RTX 4090'")
-    command.add_argument("--context", type=int, help="tokens per user (default: the model's trained length)")
+    command.add_argument(
+        "--context", help="tokens per user, such as 32k (default: the model's trained length)"
+    )
     command.add_argument("--users", type=int, default=1, help="users at once (default: 1)")
     command.add_argument("--price", type=float, help="price of the device per hour")
     command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as full,h2o:budget=0.1 (all)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,3 +113,12 @@ def resolve_budget(budget: float | int, tokens: int) -> int | None:
     if isinstance(budget, int):
         return budget
     return max(1, int(budget * tokens + 1e-6))
+
+
+def count_of(context) -> int:
+    """Tokens of a context: a number, or text such as "32k" (k: 1,024). ValueError for anything else."""
+    found = re.fullmatch(r"\s*([0-9]+)\s*([kK]?)\s*", str(context))
+    count = int(found[1]) * (1024 if found[2] else 1) if found and not isinstance(context, bool) else 0
+    if count < 1:
+        raise ValueError(f"context={shown(context)}: expected tokens, such as 8192 or 32k")
+    return count

@@ -8,7 +8,7 @@ from os import PathLike
 from ..arithmetic import cost_per_million, step_floor
 from ..errors import nearest
 from ..finding import METHODS
-from ..parameters import check_number, check_whole
+from ..parameters import check_number, check_whole, count_of
 from ..spec import Spec, name_of, parse
 from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
 from .data import device_named, machine, model_named
@@ -81,7 +81,7 @@ class Bill:
 def bill(
     model: str | PathLike,
     device: str,
-    context: int | None = None,
+    context: int | str | None = None,
     users: int = 1,
     price: float | None = None,
     methods=None,
@@ -89,8 +89,9 @@ def bill(
     """Lower bounds of every method's bytes held, bytes moved and time, with 16-bit keys and values.
 
     model: a name in models.json, a folder with a config.json, or that file. device: a name in devices.json.
-    context: tokens of every user (default: the model's trained length). users: rows held at once. price: of
-    the device per hour. methods: specs such as "h2o:budget=0.1" (default: every named method).
+    context: tokens of every user, such as 8192 or "32k" (default: the model's trained length). users: rows
+    held at once. price: of the device per hour. methods: specs such as
+    "h2o:budget=0.1" (default: every named method).
     Everything is a lower bound: no activations, no fragmentation, no launch and no kernel is charged, so
     nothing real is quicker or smaller, except lines that are `at_most`: they are charged their whole budget,
     and a step may move less. ValueError, one line, for an unknown name or a model that does not fit.
@@ -122,12 +123,13 @@ def bill(
     )  # fmt: skip
 
 
-def _context(name: str, model: dict, context: int | None) -> int:
+def _context(name: str, model: dict, context: int | str | None) -> int:
     known = model["context"]
     if context is None:
         if known is None:
             raise ValueError(f"context: {name} does not say what it was trained for, so name one")
         return known
+    context = count_of(context) if isinstance(context, str) else context
     check_whole("context", context, 1, most=MOST["context"])
     if known is not None and context > known:
         raise ValueError(f"context={context}: {name} was trained for {known:,} tokens")

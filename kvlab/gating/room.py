@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..bill.account import account, policies, weights
 from ..bill.describe import describe
-from ..parameters import check_whole, shown
+from ..parameters import check_whole, count_of, shown
 from ..spec import Spec
 
 TOKENS = 32_768  # of a context, if neither the user nor the model states one
@@ -62,7 +62,7 @@ class Room:
 def asked(memory, context, users: int) -> tuple[float | None, int | None]:
     """(bytes, tokens) of what `Room.of` takes; ValueError for what no model allows."""
     check_whole("users", users, 1, "users")
-    return None if memory is None else _sized(memory), None if context is None else _counted(context)
+    return None if memory is None else _sized(memory), None if context is None else count_of(context)
 
 
 def _sized(memory) -> float:
@@ -75,11 +75,3 @@ def _sized(memory) -> float:
     if not LEAST < size < float("inf"):
         raise ValueError(f"memory={shown(memory)}: expected a size such as 24GB or 16GiB")
     return size
-
-
-def _counted(context) -> int:
-    found = re.fullmatch(r"\s*([0-9]+)\s*([kK]?)\s*", str(context))
-    count = int(found[1]) * (1024 if found[2] else 1) if found and not isinstance(context, bool) else 0
-    if count < 1:
-        raise ValueError(f"context={shown(context)}: expected tokens, such as 8192 or 32k")
-    return count

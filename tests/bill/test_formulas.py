@@ -32,7 +32,7 @@ def test_experts_that_a_step_reads():
 
 def test_a_bill_by_hand():
     bill = kvlab.bill(
-        "Llama-3.1-8B", "H100 80GB", 8192, users=4, price=2.0, methods=["full", "int4", "offload"]
+        "Llama-3.1-8B", "H100 80GB", "8k", users=4, price=2.0, methods=["full", "int4", "offload"]
     )
     token = 2 * 32 * 8 * 128 * 2
     read = 2 * (6_979_588_096 + 525_336_576)

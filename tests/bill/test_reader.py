@@ -63,6 +63,7 @@ BAD = {
     "did you mean RTX 4090": {"device": "4090"},
     "known: facebook/opt-13b, ": {"model": "zzzzzzzz"},
     "context=0: expected": {"context": 0},
+    "expected tokens, such as 8192 or 32k": {"context": "32M"},
     "of at least 1 token, at most 1000000000": {"context": 10**400},
     "price='2': expected": {"price": "2"},
     "model='no/such' is no folder": {"model": Path("no/such")},
