@@ -2,12 +2,14 @@
 
 import copy
 import random
+from functools import partial
 
 import pytest
 import torch
 from families.models import family
 from tiny import EACH, prompt, tiny
 from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache
 
 import kvlab
 
@@ -54,6 +56,18 @@ def test_a_wrapper_names_the_model_inside_which_serves_it(name):
             for _ in range(5):
                 found.append(outer(found[-1], past_key_values=cache).logits[:, -1:].argmax(-1))
         assert torch.equal(torch.cat(found[1:], 1), right.tokens)
+
+
+def test_a_cache_inside_transformers_pair_for_encoders_is_refused_and_stays_whole():
+    model, ids = tiny("llama"), prompt(20)
+    for spec in ("full", "h2o:budget=8", "kvzip:budget=8", "int4"):
+        cache = kvlab.make_cache(model, spec)
+        for pair in ((cache, DynamicCache()), (DynamicCache(), cache)):
+            for call in (model, partial(model.generate, max_new_tokens=2)):
+                with pytest.raises(ValueError, match="inside an EncoderDecoderCache: pass the cache itself"):
+                    call(ids, past_key_values=EncoderDecoderCache(*pair))
+        right = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 5)
+        assert torch.equal(kvlab.decode(model, ids, cache, 5).tokens, right.tokens)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -15,24 +15,27 @@ import torch
 from .. import scratch
 from ..errors import first_line
 from ..extras import EXTRAS, needs
-from .files import unlike, write_sums
+from . import files
+from .files import sha256, unlike, write_sums
 
 MAGIC = b"GGUF"  # what such a file begins with
 # What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
 # GPT-2 does: every digit alone first (so llama.cpp's src/llama-vocab.cpp), or indeed as GPT-2.
 DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
-CHECKS = 2  # a file that was converted before it was looked at for so much is converted again
+CODE = (__file__, files.__file__)  # what an older state of this has converted, is converted again
 AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
 def folder_of(name: str | os.PathLike) -> Path:
     """The folder that a GGUF file is converted to, in the user's cache folder; made at the first call for a
-    file of this path, size and time. ValueError where there is no such file, or it cannot be converted."""
+    file of this path, size and time by the code that is here. ValueError where there is no such file, or it
+    cannot be converted."""
     file = Path(name).expanduser().resolve()
     if not file.is_file():
         raise ValueError(f"there is no file {str(name)!r}")
     stat = file.stat()
-    key = hashlib.sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {CHECKS}".encode()).hexdigest()[:12]
+    code = [sha256(Path(part)) for part in CODE]
+    key = hashlib.sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {code}".encode()).hexdigest()[:12]
     models = scratch.folder("models")
     home = models / f"{file.stem}-{key}"
     if not home.is_dir():

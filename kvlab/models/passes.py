@@ -53,6 +53,9 @@ class _Begins(Hook):
         if torch.compiler.is_dynamo_compiling():
             return
         cache = _cache_among(args, kwargs)
+        for value in kwargs.values() if cache is None else ():
+            if hasattr(value, "cross_attention_cache") and _cache_among(vars(value).values(), {}) is not None:
+                raise ValueError("the kvlab cache is inside an EncoderDecoderCache: pass the cache itself")
         guest.enter(sys._getframe(1), cache is not None)
         expanding(None)  # what an earlier pass left behind when it broke off
         if cache is not None:

@@ -72,7 +72,7 @@ def test_every_text_comes_back_and_digits_stand_alone(tmp_path):
     assert pieces == ["a", "ĠĠ", "7", "ĊĊ", "1", "<file_sep>"]
 
 
-def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatch, folder):
+def test_a_file_is_converted_once_and_again_when_it_or_the_code_changes(tmp_path, monkeypatch, folder):
     made.write(tmp_path / "x.gguf")
     first = source_of(tmp_path / "x.gguf")
     convert = gguf.convert
@@ -83,6 +83,10 @@ def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatc
     second = source_of(tmp_path / "x.gguf")
     assert second != first and sorted(folder.iterdir()) == sorted([first, second])
     assert json.loads((second / "config.json").read_text())["num_key_value_heads"] == 2
+    older = tmp_path / "gguf.py"
+    older.write_text("# other checks")
+    monkeypatch.setattr(gguf, "CODE", (str(older), *gguf.CODE[1:]))
+    assert source_of(tmp_path / "x.gguf") not in (first, second)
 
 
 def one_line(arguments, capsys):
