@@ -17,6 +17,7 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.models.files import check_said
 from kvlab.saved import SCALARS, contents_digest
 
 
@@ -115,11 +116,15 @@ def test_a_pipe_is_no_file(tmp_path):
     """Who opens one waits for ever, and safetensors hears no Ctrl-C."""
     (model, _, cache), pipe = saved(tmp_path), tmp_path / "pipe"
     os.mkfifo(pipe)
+    folder_of_pipes = tmp_path / "model"
+    folder_of_pipes.mkdir()
+    os.mkfifo(folder_of_pipes / "generation_config.json")
     for ask in (
         lambda: kvlab.load_cache(pipe, model),
         lambda: cache.save(pipe),
         lambda: kvlab.make_cache(model, f"kvzap:profile={pipe}"),
         lambda: kvlab.load(device_map=str(pipe)),
+        lambda: check_said(folder_of_pipes),
     ):
         with pytest.raises(ValueError, match=r"it is no file\)?$"):
             ask()

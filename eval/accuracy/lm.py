@@ -340,7 +340,7 @@ class KVLabLM(Texts):
         rest["pad_token_id"] = end
         if limit >= self.max_length:
             raise ValueError(f"max_gen_toks={limit}: expected less than the context {self.max_length}")
-        whole = [self.tok_encode(text) or [self.prefix_token_id] for text in texts]
+        whole = [self._before_writing(text) for text in texts]
         prompts, cuts = [ids[-(self.max_length - limit) :] for ids in whole], None
         gone = [len(ids) - len(prompt) for ids, prompt in zip(whole, prompts, strict=True)]
         self._shortened |= {text for text, some in zip(texts, gone, strict=True) if some}

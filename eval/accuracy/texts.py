@@ -86,6 +86,12 @@ class Texts(TemplateLM):
             self._encoded[string] = self.tokenizer.encode(string, **options)
         return self._encoded[string]
 
+    def _before_writing(self, prompt: str) -> list[int]:
+        """Token ids of a prompt for generation, where lm-eval's own model knows no beginning but bos_token;
+        for scores it takes the end token of a tokenizer without one."""
+        bos = self.tokenizer.bos_token
+        return self.tok_encode(prompt, add_special_tokens=None if bos else True) or [self.prefix_token_id]
+
     def _cut(self, requests) -> list[int | None]:
         """The character at which the context of every prompt ends; None where nothing is cut. Raises Problem
         where nobody says it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..errors import first_line
+from ..parameters import check_file
 
 SUMS = "sha256.txt"
 # What transformers passes over without a word when it cannot read it: end tokens, penalties, special tokens.
@@ -95,6 +96,7 @@ def check_said(folder: Path) -> None:
         if not os.path.lexists(file):
             continue
         try:
+            check_file(file)
             said = json.loads(file.read_text(encoding="utf-8"))  # bytes would take what transformers does not
         except (OSError, ValueError) as error:
             raise ValueError(f"{file.name}: {first_line(error)}") from error

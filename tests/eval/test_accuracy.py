@@ -8,6 +8,7 @@ import json
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
 from eval.accuracy import KVLabLM
@@ -140,6 +141,25 @@ def test_a_chat_template_that_refuses_a_system_turn_goes_without_it(loaded):
     tokenizer.chat_template = "{{ raise_exception('never') }}"
     with pytest.raises(Problem, match=r"apply_chat_template: never$"):
         ours.apply_chat_template(turns[1:])
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_prompt_that_begins_with_a_special_token_is_continued_as_by_hflm(loaded, bos):
+    """HFLM adds the special tokens to a prompt that begins with the end token, where there is no other."""
+    model, tokenizer = loaded[0], copy.deepcopy(loaded[1])
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    tokenizer.bos_token = end if bos else None
+    texts = [f"{end}The cat", f"{end}{end}A dog", "The dog", end]
+    asked = [
+        Instance("generate_until", {}, (text, {"until": ["\n\n"], "max_gen_toks": 8}), 0, ("t", 0, 1))
+        for text in texts
+    ]
+    theirs = HFLM(pretrained=copy.deepcopy(model), tokenizer=copy.deepcopy(tokenizer), batch_size=1)
+    ours = KVLabLM(model, tokenizer=tokenizer)
+    assert ours.generate_until(asked, True) == theirs.generate_until(asked, True)
 
 
 def test_a_continuation_with_a_token_that_the_model_lacks_is_one_line(loaded):
