@@ -20,7 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  
 from kvlab import cache, make  # noqa: E402, F401
 
 with contextlib.suppress(ImportError):  # kvlab works without it
-    import numba  # noqa: F401
+    import numba
+
+    import kvlab.fast.fused  # noqa: F401
+
+    numba.njit(lambda: None)()  # numba reads its lists of functions before the first one, a quarter of a second
 
 gc.freeze()
 gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -236,8 +237,11 @@ class Speed(Pooled):
 @cache
 def context_limit(name: str | None) -> int | None:
     """Tokens that a model takes, from its configuration; None where that does not say."""
-    from kvlab.models import configuration
+    from kvlab.models import configuration, source_of
 
+    if name is None:  # transformers takes a second to find the configuration's class
+        said = json.loads((source_of() / "config.json").read_text(encoding="utf-8"))
+        return said["max_position_embeddings"]
     try:
         config = configuration(name)
     except ValueError:  # whoever loads the model says what is wrong
