@@ -25,6 +25,7 @@ LOADED = {
     "dtype": "dtype",
     "device": "device",
 }  # lm-eval's --model_args -> our options
+UNNAMED = "folders"  # what a command line says without a name, behind the sub-command
 LIBRARIES = (None, "hf", "kvlab")  # what lm-eval's users say for --model beside them
 
 
@@ -45,6 +46,9 @@ def expanded(words: list[str]) -> list[str]:
     named = [rest.pop(0)] if rest and not rest[0].startswith("-") else [said.get(RUN)]
     if named == [None]:
         raise Problem(f"--config {path}: it does not say what to run; add a line such as {RUN}: accuracy")
+    plain = said.pop(UNNAMED, [])
+    if not rest or rest[0].startswith("-"):
+        named += map(str, plain if isinstance(plain, list) else [plain])
     return named + [word for name, value in said.items() for word in _words(name, value)] + rest
 
 

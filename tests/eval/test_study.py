@@ -85,6 +85,14 @@ def test_a_file_says_what_the_command_line_does(tmp_path):
     assert alike("--config", str(tmp_path / "all.json")) == alike("all", "--limit", "2")
 
 
+def test_a_file_says_folders_too(tmp_path):
+    (tmp_path / "merge.yaml").write_text("run: merge\nout: all\nfolders: [one, two]\n")
+    file = str(tmp_path / "merge.yaml")
+    expected = alike("merge", "one", "two", "--out", "all")
+    assert alike("--config", file) == alike("merge", "--config", file) == expected
+    assert alike("merge", "three", "--config", file) == alike("merge", "three", "--out", "all")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
