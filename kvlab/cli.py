@@ -224,7 +224,8 @@ def build_parser() -> argparse.ArgumentParser:
     command = commands.add_parser("doctor", help="check versions, memory, the built-in model")
     command.add_argument("--results", default="results", help="folder for results (results)")
     command.add_argument("--model", help="only list the methods that serve this model (a name or a folder)")
-    command.add_argument("--method", help="only try this method on a tiny model: h2o:budget=0.2, mine.MyKeep")
+    told = "only try this method on a tiny model: h2o:budget=0.2, mine.MyKeep, my_cache.MyCache:bits=4"
+    command.add_argument("--method", help=told)
     command.add_argument(
         "--workshop", nargs="?", const="", metavar="KIT",
         help="check what a classroom needs; with the folder of a kit also its set-up without a network",

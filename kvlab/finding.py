@@ -93,13 +93,18 @@ def find(name: str) -> Method:
     raise ValueError(f"unknown method {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
-def _import(path: str) -> Method:
-    """`module.Class` as a method of its own."""
+def imported(path: str):
+    """What `module.Class` names. ValueError, one line, for a module that cannot be imported or lacks it."""
     module, _, attribute = path.rpartition(".")
     try:
-        policy = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module can raise anything
         raise ValueError(f"method {path!r}: {_said(error)}") from None
+
+
+def _import(path: str) -> Method:
+    """`module.Class` as a method of its own."""
+    policy = imported(path)
     role = role_of(policy)
     if role is None or not inspect.isclass(policy):
         raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")

@@ -30,17 +30,18 @@ class Spec:
         return self.text
 
 
-def parse(spec: str | Spec) -> Spec:
+def parse(spec: str | Spec, method: Method | None = None) -> Spec:
     """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is returned unchanged.
 
-    The name is one of the table's, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
+    The name is one of the table's, or `module.Class` of a Keep, Store, format, Place or Fetch of your own;
+    method: what it stands for, if it is neither.
     Raises ValueError, naming the nearest known names, for anything unknown or malformed.
     """
     if isinstance(spec, Spec):
         return spec
     check_kind("method", spec, str, "a text such as 'h2o:budget=0.2'")
     name, _, rest = spec.strip().partition(":")
-    method, parameters = find(name), {}
+    method, parameters = method or find(name), {}
     known = method.parameters
     for item in filter(None, rest.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))

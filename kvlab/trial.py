@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -11,23 +12,24 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from .decode import Stepper
 from .errors import kind_and_line
-from .finding import METHODS
+from .finding import METHODS, Method, imported
 from .make import make_cache
 from .models import prepare
 from .parameters import resolve_budget
-from .spec import Spec, parse
+from .spec import Spec, name_of, parse
 
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "vocab_size": 96, "head_dim": 12}
 SIZES |= {"max_position_embeddings": 128, "initializer_range": 0.3}
 PROMPTS, STEPS = (90, 53, 71), 5  # tokens of each row; decode steps
 TOLERANCE = 1e-3  # of the logits' standard deviation
+WHOLE = "whole cache"  # the family of a class that attends by itself
 Check = tuple[str, Callable[[], str]]
 
 
 def run(method: str) -> int:
     """Print a line for each check of a method; returns 0 if all are well, else 1. ValueError for an unknown
     name."""
-    spec, failed = parse(method), 0
+    spec, failed = parse(method, whole(name_of(method))), 0
     for label, check in checks(spec):
         try:
             print(f"[ok] {label}: {check()}", flush=True)
@@ -36,6 +38,37 @@ def run(method: str) -> int:
             why = str(error) if isinstance(error, AssertionError) else kind_and_line(error)
             print(f"[!!] {label}: {why}", flush=True)
     return 1 if failed else 0
+
+
+def whole(name: str) -> Method | None:
+    """`module.Class` of a whole cache as a method; None for any other name.
+
+    Such a class attends by itself, `attend(layer, q, k, v)` for one text, and has `stats()`. Its classmethod
+    `begun(model)` returns what feeds tokens through a fresh cache: `feed(ids, last=True)` gives logits `[1,
+    vocabulary]`, and `cache` is the cache. Its parameters are its settings: the attributes of the class that
+    has `begun`, which there are such that nothing is given up.
+    """
+    kind = imported(name) if "." in name else None
+    if not (inspect.isclass(kind) and hasattr(kind, "attend") and hasattr(kind, "begun")):
+        return None
+
+    def begun(model, **given):
+        return type(kind.__name__, (kind,), given).begun(model)
+
+    off = next(vars(one) for one in kind.__mro__ if "begun" in vars(one))
+    begun.__signature__ = inspect.Signature(
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+        for name, value in off.items()
+        if name[0] != "_" and (value is None or isinstance(value, int | float | str))
+    )
+    return Method(name, "", WHOLE, policies=begun)
+
+
+def begun(model, spec):
+    """What feeds tokens through a fresh cache of a method, and has it as `cache`."""
+    if isinstance(spec, Spec) and spec.method.family == WHOLE:
+        return spec.method.policies(model, **spec.parameters)
+    return Stepper(model, make_cache(model, spec))
 
 
 def checks(spec: Spec) -> list[Check]:
@@ -48,6 +81,11 @@ def checks(spec: Spec) -> list[Check]:
         ("a row of a padded batch is the row alone", lambda: padded(model, spec, rows)),
         ("bytes", lambda: counted(model, spec, rows[0])),
     ]
+    if spec.method.family == WHOLE:  # for one text at a time
+        off = Spec(spec.name, spec.method, spec.method.parameters)
+        found[0] = "runs, outputs of the right shape and finite", found[0][1]
+        found[2] = "without its settings it is full", lambda: equal(model, off, rows[:1])
+        return found
     budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
     evicts = any(layer.keep.policy.evicts for layer in getattr(make_cache(model, spec), "attending", ()))
     if budget is not None and evicts:  # not one of a fetch
@@ -80,11 +118,11 @@ def logits(model, spec, rows: list[list[int]]) -> tuple[Tensor, object]:
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    cache = make_cache(model, spec)
-    stepper = Stepper(model, cache)
-    told = [stepper.feed(ids[:, :-STEPS], attention_mask=mask[:, :-STEPS], last=True)]
+    stepper = begun(model, spec)
+    padding = {"attention_mask": mask[:, :-STEPS]} if len(rows) > 1 else {}
+    told = [stepper.feed(ids[:, :-STEPS], **padding, last=True)]
     told += [stepper.feed(ids[:, at : at + 1], last=True) for at in range(longest - STEPS, longest)]
-    return torch.stack(told, 1), cache
+    return torch.stack(told, 1), stepper.cache
 
 
 def runs(model, spec: Spec, rows: list[list[int]]) -> str:

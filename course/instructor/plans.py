@@ -92,7 +92,6 @@ DECIDE = Chapter(  # the end of chapter 9: the reader's own guess, and the decis
         "KVzip: read it again",
         "Quest: bounds instead of keys",
         "Caches that are trained or written",
-        "What it costs",
         "Key points",
     ),
 )
@@ -121,12 +120,11 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "13:30",
             (
                 DOCTOR,
-                START,
+                replace(START, late=(), home=(*START.home, "Three questions")),
                 SHORT_STEP,
                 BREAK,
                 RULE,
                 STRETCH,
-                LINK,
                 DECIDE,
                 AGAIN,
             ),
@@ -206,9 +204,8 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 BREAK,
                 Chapter(
                     9,
-                    (2, 3),
-                    home=("What it costs",),
-                    late=("exercise 3",),
+                    (2,),
+                    late=("Caches that are trained or written",),
                     rest="KVzip: read it again",
                 ),
             ),

@@ -16,6 +16,11 @@ kept: a chapter begins with all of them off and switches on what it needs. `mine
 function once its check accepts it, and the course's until then. `mine.keep(snapkv)` also writes it to
 my_cache.py, where later chapters find it by name, `mine.part("snapkv")`. A cache of this kind serves one
 text at a time, on models built like Llama.
+
+Exercises that build no part of it are not kept: `visible` and `next_position` belong to the loop around a
+cache, `add_up` to H2O's sums and `head_counts` to AdaKV, which are caches of their own, `step_seconds` and
+`pareto` to comparisons, and the third exercise of each chapter is a decision. `generate`, a loop without a
+cache, is kept as what the cache replaces.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvlab.calibrate.skew import skew
 from kvlab.stats import Stats
 
 from . import check, kept, lease
@@ -54,7 +60,15 @@ class Cache:
 
     def __init__(self):
         self.K, self.V, self.seen, self.moved, self.aside = {}, {}, 0, 0, 0
-        self.sizes, self.wanted, self.turned = {}, {}, {}
+        self.sizes, self.wanted, self.turned, self.rounded = {}, {}, {}, {}
+
+    @classmethod
+    def begun(cls, model) -> Reader:
+        """What feeds a text to a model through a fresh cache, as `kvlab doctor --method` does."""
+        cache = cls()
+        if cache.fetch and cache.turns is None:
+            cache.turns = skew(model)
+        return Reader(model, cache)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The layer's output for the new tokens, `[heads, new, d]`."""
@@ -110,15 +124,16 @@ class Cache:
         K, turn = self.K[layer], self.turns[layer]
         done = K[:, :0] if self.bits else self.turned.get(layer, K[:, :0])  # rounding changes keys
         self.turned[layer] = torch.cat([done, K[:, done.shape[1] :] @ turn], dim=1)
-        return self.sizes[layer], self.turned[layer], (guess @ turn)[:, 0]
+        return self.sizes[layer], self.turned[layer], (shared(guess, K) @ turn)[:, 0]
 
     def leave(self, layer: int, q: Tensor) -> None:
         """The pass is over: after a prompt tokens go, and after every pass new ones are rounded."""
         if self.seen == 0:
             if self.keep and self.count(layer) < self.K[layer].shape[1]:
-                self.let_go(layer, getattr(self, self.keep)(layer, q))
+                self.let_go(layer, getattr(self, self.keep)(layer, shared(q, self.K[layer])))
             if self.fetch:
-                self.sizes[layer] = (q @ self.turns[layer]).abs().sum(1, keepdim=True)  # [heads, 1, d]
+                turned = shared(q, self.K[layer]) @ self.turns[layer]
+                self.sizes[layer] = turned.abs().sum(1, keepdim=True)  # [kv_heads, 1, d]
         if self.bits:
             self.store(layer)
 
@@ -148,11 +163,16 @@ class Cache:
         return part("norm_score")(keys, positions, 0, 1, self.reach)
 
     def store(self, layer: int) -> None:
-        """Round what is held: keys in KIVI's blocks, values with a scale for each token."""
-        largest, V = max(1, 2 ** (self.bits - 1) - 1), self.V[layer]
-        step = V.abs().amax(-1, keepdim=True).clamp_min(1e-7) / largest  # [kv_heads, held, 1]
-        self.K[layer] = torch.stack([part("kivi_keys")(head, self.bits, BLOCK) for head in self.K[layer]])
-        self.V[layer] = part("to_codes")(V, step, largest) * step
+        """Round what no earlier pass has rounded: keys when they fill one of KIVI's blocks, values with a
+        scale for each token."""
+        K, V, largest = self.K[layer], self.V[layer], max(1, 2 ** (self.bits - 1) - 1)
+        before = self.rounded.get(layer, 0)  # tokens whose values are rounded, and whose keys in full blocks
+        done, new = before // BLOCK * BLOCK, V[:, before:]
+        step = new.abs().amax(-1, keepdim=True).clamp_min(1e-7) / largest  # [kv_heads, new, 1]
+        keys = [part("kivi_keys")(head, self.bits, BLOCK) for head in K[:, done:]]
+        self.K[layer] = torch.cat([K[:, :done], torch.stack(keys)], dim=1)
+        self.V[layer] = torch.cat([V[:, :before], part("to_codes")(new, step, largest) * step], dim=1)
+        self.rounded[layer] = V.shape[1]
 
     def stats(self) -> Stats:
         """Tokens and bytes, from the tensors of the cache. Where numbers were rounded, bytes are those of
@@ -192,6 +212,11 @@ class Cache:
 def _different(x: Tensor) -> int:
     """The most different numbers that stand in one row of the last dimension."""
     return int((x.sort(-1).values.diff() > 0).sum(-1).amax()) + 1 if x.numel() else 0
+
+
+def shared(q: Tensor, K: Tensor) -> Tensor:
+    """One query for each KV head, `[kv_heads, new, d]`: the mean of those that share it."""
+    return q.unflatten(0, (len(K), -1)).mean(1)
 
 
 def weights(q: Tensor, K: Tensor) -> Tensor:

@@ -56,3 +56,12 @@ def test_a_prediction_is_answered_by_a_later_cell_and_by_no_earlier_one(path):
     revealed = re.findall(r'check\.reveal\("([\d.]+)"\)', "\n".join(cell.source for cell in book.cells))
     asked = [name for name in kept if name in revealed]
     assert asked and len(set(revealed)) == len(revealed)
+
+
+@pytest.mark.parametrize("chapter", (0, 2, 4, 5, 7, 9))
+def test_the_live_page_stands_where_its_mechanism_is_met(chapter):
+    (path,) = (path for path in CHAPTERS if path.name.startswith(f"{chapter:02}"))
+    before, _, _ = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells).partition(
+        "## Appendix"
+    )
+    assert "pictures.page(" in before

@@ -16,6 +16,7 @@ import torch
 
 import kvlab
 from course.teaching import check, kept, lesson, mine
+from kvlab import trial
 from kvlab.calibrate.skew import skew
 from kvlab.keep import Keep
 
@@ -159,10 +160,78 @@ def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, mode
     full = mine.clause17(model, tokenizer, mine.MyCache)
     parts = {"keep": "snapkv", "budget": 0.2, "bits": 4, "host": True, "fetch": 0.2, "turns": skew(model)}
     assert full == mine.clause17(model, tokenizer, type("MyCache", (mine.MyCache,), parts)) == 6
-    words = [sys.executable, "-m", "kvlab", "doctor", "--method", "my_cache.MyKeep:budget=0.4"]
     env = os.environ | {"PYTHONPATH": str(NOTEBOOKS.parent)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "[!!]" not in done.stdout, done.stdout + done.stderr
+    settings = "keep=snapkv,budget=0.4,bits=4,page=16,host=true", "fetch=0.2", "pages=2,page=16", "window=64"
+    for method in ("NormKeep:budget=0.4", "MyCache", *(f"MyCache:{given}" for given in settings)):
+        words = [sys.executable, "-m", "kvlab", "doctor", "--method", f"my_cache.{method}"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.count("[ok]") >= 4, done.stdout + done.stderr
+
+
+class Flat(mine.Cache):
+    """Heads that share keys and values are forgotten."""
+
+    def attend(self, layer, q, k, v):
+        return super().attend(layer, q[: len(k)], k, v)
+
+
+class Common(mine.Cache):
+    """All caches of the class hold the same tokens."""
+
+    def __init__(self, both=({}, {})):
+        super().__init__()
+        self.K, self.V = both
+
+
+class Huge(mine.Cache):
+    """Values are not those that came."""
+
+    def append(self, layer, k, v):
+        super().append(layer, k, v * 1e30)
+
+
+class Stale(mine.Cache):
+    """The newest token of what is held is left out."""
+
+    def read(self, layer, q):
+        return self.K[layer][:, :-1], self.V[layer][:, :-1]
+
+
+class Deaf(mine.Cache):
+    """Counts nothing."""
+
+    def stats(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    "kind, said",
+    ((Flat, "attend gave (2, 90, 12), and (4, 90, 12) is expected"), (Common, "is full: "),
+     (Huge, "the logits differ by"), (Stale, "the logits differ by"), (Deaf, "bytes: ")),
+)  # fmt: skip
+def test_the_doctor_says_what_is_wrong_with_a_whole_cache(kind, said, capsys):
+    assert trial.run(f"{__name__}.{kind.__name__}") == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[!!]")]
+    assert any(said in line for line in wrong), wrong
+
+
+def test_the_doctor_names_the_settings_of_a_whole_cache():
+    with pytest.raises(ValueError, match="has no parameter 'bit', did you mean bits"):
+        trial.run("course.teaching.mine.Cache:bit=4")
+
+
+def test_what_was_rounded_is_not_rounded_again():
+    cache, rows = type("Rounds", (mine.Cache,), {"bits": 2})(), torch.randn(2, 3, 101, 16)
+    for start, end in [(0, 90), *((at, at + 1) for at in range(90, 101))]:
+        held = [x[0].clone() for x in (cache.K, cache.V) if x]
+        cache.attend(0, rows[0][:, start:end], *(x[:, start:end] for x in rows))
+        cache.seen += end - start
+        if held:
+            whole = start // mine.BLOCK * mine.BLOCK
+            assert torch.equal(cache.K[0][:, :whole], held[0][:, :whole])
+            assert torch.equal(cache.V[0][:, :start], held[1])
+    expected = torch.stack([mine.part("kivi_keys")(head, 2, mine.BLOCK) for head in rows[0]])
+    assert torch.equal(cache.K[0], expected)
 
 
 def test_a_cache_that_held_nothing_gets_an_append(cell):
