@@ -24,7 +24,7 @@ with contextlib.suppress(ImportError):  # kvlab works without it
 
     import kvlab.fast.fused  # noqa: F401
 
-    numba.njit(lambda: None)()  # numba reads its lists of functions before the first one, a quarter of a second
+    numba.njit(lambda: None)()  # reads numba's lists of functions, a quarter of a second
 
 gc.freeze()
 gc.enable()
