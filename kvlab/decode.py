@@ -147,6 +147,7 @@ class Stepper:
         ValueError before anything was fed."""
         if self.ids is None:
             raise ValueError("fork: no tokens were fed here")
+        check_kind("rows", rows, Tensor, "a tensor of rows")
         self._check_cache()
         self.cache.reorder_cache(rows)
         self.ids = self.ids.index_select(0, rows.to(self.ids.device))

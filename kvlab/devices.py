@@ -6,13 +6,12 @@ block, so it is on the block's device; nothing here moves it.
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from .parameters import check_file, once, shown
+from .parameters import check_file, from_json, shown
 
 AUTO = "auto"
 
@@ -26,7 +25,7 @@ def read_map(device_map) -> str | dict:
         return device_map
     try:
         check_file(device_map)
-        found = json.loads(Path(device_map).read_text(encoding="utf-8"), object_pairs_hook=once)
+        found = from_json(Path(device_map).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"device_map={str(device_map)!r}: expected auto, or a JSON file {{module: device}} ({error})"

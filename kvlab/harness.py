@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from .extras import needs
+from .parameters import shown
 
 
 def beside(package: str, module: str):
@@ -28,6 +29,6 @@ def results(where):
     results, or no pandas.
     """
     if not isinstance(where, str) and not hasattr(where, "__fspath__"):
-        raise TypeError(f"where: expected a folder or an address, got {where!r:.60}")
+        raise TypeError(f"where: expected a folder or an address, got {shown(where)}")
     needs("pandas")
     return beside("eval", "report.frame").results(where)

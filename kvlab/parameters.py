@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -24,6 +25,14 @@ def once(pairs: list[tuple[str, object]]) -> dict:
         twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
         raise ValueError(f"it says {shown(twice)} twice")
     return found
+
+
+def from_json(text: str | bytes, **how):
+    """What JSON says. ValueError for what is none, says a name twice, or holds lists in lists without end."""
+    try:
+        return json.loads(text, object_pairs_hook=once, **how)
+    except RecursionError as error:
+        raise ValueError("it holds lists in lists without end") from error
 
 
 def check_kind(name: str, value, kind, expected: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .errors import kind_and_line
-from .parameters import check_file, check_kind, once
+from .parameters import check_file, check_kind, from_json
 from .policy import Policy, State
 from .scratch import written_whole
 
@@ -117,7 +117,7 @@ def fill(cache, about: dict[str, str], tensors: dict[str, Tensor], path: str | P
     a cache of that method on this model, so that no file can make a later step fail."""
     try:
         read = Read(tensors, cache.model.device)
-        layers = json.loads(about["layers"], object_pairs_hook=once, parse_constant=_constant)
+        layers = from_json(about["layers"], parse_constant=_constant)
         for layer, found in zip(cache.layers, layers, strict=True):
             _same(found, (*OF_LAYER, *OF_GIVEN, *PARTS), "a layer")
             for name in OF_LAYER:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvlab.parameters import from_json
+
 from ..core.errors import Problem
 
 ASKED = ("doc_to_text", "doc_to_target", "doc_to_choice")  # what of a task's YAML reads a row
@@ -52,7 +54,7 @@ def rows(asked: str, file: str) -> list[tuple[int, dict]]:
 def parsed(asked: str, line: int, text: str):
     """What a text that begins in this line says. Raises Problem for what is no JSON."""
     try:
-        return json.loads(text)
+        return from_json(text)
     except ValueError as error:
         at = line + getattr(error, "lineno", 1) - 1
         what = getattr(error, "msg", error)

@@ -3,9 +3,10 @@ in silence."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+
+from kvlab.parameters import from_json
 
 from ..core.errors import Problem
 from . import boundaries
@@ -96,7 +97,7 @@ def documents(text: str) -> dict[str, list[int]]:
     if not text:
         return {}
     try:
-        found = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))
+        found = from_json(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))
         right = all(type(one) is int and one >= 0 for numbers in found.values() for one in numbers)
     except (OSError, ValueError, TypeError, AttributeError):
         right = False

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from kvlab import extras
+from kvlab.parameters import from_json, shown
 
 from ..core.digests import digest
 from ..core.errors import Problem, describe
@@ -229,9 +230,9 @@ def arguments(text: str) -> dict:
     from lm_eval.utils import simple_parse_args_string
 
     try:
-        return json.loads(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
+        return from_json(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
     except ValueError as error:
-        raise Problem(f"{text!r}: expected name=value,name=value or JSON") from error
+        raise Problem(f"{shown(text)}: expected name=value,name=value or JSON") from error
 
 
 def metadata(name: str, sources: Sources = NONE) -> dict:

@@ -7,7 +7,7 @@ import json
 import math
 
 from kvlab.errors import STEERING
-from kvlab.parameters import once, shown
+from kvlab.parameters import from_json, shown
 
 from .files import as_json
 
@@ -35,11 +35,8 @@ def digest(cell: dict) -> str:
 
 def parsed(data: bytes) -> dict:
     """A cell from its file's content. Raises ValueError for what is damaged, or is no cell."""
-    try:
-        cell = json.loads(data.decode("utf-8"), object_pairs_hook=once)
-        _look_through(cell)
-    except RecursionError as error:
-        raise ValueError("it holds lists in lists without end") from error
+    cell = from_json(data.decode("utf-8"))
+    _look_through(cell)
     if not isinstance(cell, dict) or any(field not in cell for field in FIELDS):
         raise ValueError("it is not a complete cell")
     total = cell.pop(SUM, None)

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
+from kvlab.parameters import from_json
+
 from .cells import FIELDS, parsed, written
 from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
@@ -104,10 +106,10 @@ class Store:
         was kept or the file is damaged, which is a warning. `eval/accuracy/samples.py` says what is in it."""
         name = f"{self.name(*(cell[key] for key in NAMED))}l"
         try:
-            lines = [json.loads(line) for line in (self.logs.read(name) or b"").splitlines()]
+            lines = [from_json(line) for line in (self.logs.read(name) or b"").splitlines()]
             if not all(isinstance(line, dict) and line.keys() >= {*SAMPLE} for line in lines):
                 raise ValueError(f"a line lacks one of {', '.join(SAMPLE)}")
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             self.warn(f"damaged samples {shown(name)}: {one_line(error)}; they are left out")
             return []
         return lines

@@ -17,6 +17,8 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+from kvlab.parameters import from_json
+
 from .errors import Problem, one_line
 
 COMMAND, RUN = "command", "run"  # the line that made a run.json, for readers; the sub-command
@@ -58,7 +60,7 @@ def read(path: str) -> dict:
 
     try:
         said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Problem(f"--config {path}: {one_line(error)}") from error
     if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
         raise Problem(f"--config {path}: expected options, as name: value")
@@ -100,7 +102,7 @@ def loaded(given: dict) -> dict:
         return given
     from lm_eval.utils import simple_parse_args_string
 
-    rest = json.loads(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
+    rest = from_json(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
     given = dict(given)
     for name, ours in LOADED.items():
         if (value := rest.pop(name, None)) is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..parameters import once, shown
+from ..parameters import from_json, shown
 from ..saved import inside, model_digest
 
 FORMAT = "2"  # of the file; another one is refused
@@ -72,8 +72,6 @@ def read(path: str | Path, kind: str, **dimensions: int) -> Profile:
             raise ValueError(f"profile={path}: expected {name}, finite float32 of {count} dimensions")
     try:
         arrays = {name: tensors[name].numpy() for name in dimensions}
-        return Profile(
-            str(path), told["model"], arrays, dict(json.loads(told["about"], object_pairs_hook=once))
-        )
+        return Profile(str(path), told["model"], arrays, dict(from_json(told["about"])))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"profile={path}: it does not say which model and numbers it is of") from error

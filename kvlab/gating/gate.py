@@ -121,6 +121,7 @@ def gate(
     short, and an invalid time or size.
     """
     specs = check(methods, minutes, memory, context, users)
+    check_kind("say", say, Callable, "a function")
     model = prepare(model)
     check_tokenizer(tokenizer)
     if text is not None:

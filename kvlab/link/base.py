@@ -20,6 +20,7 @@ from ..gather import slot_index
 from ..parameters import shown
 from .staging import Staging
 
+LARGEST = 1e300  # of bytes per second, and of seconds: a whole number beyond is no float
 RECORDS = 10_000  # transfers remembered; older ones are forgotten
 WORDS = (torch.int32, torch.int16, torch.uint8)  # as 64 bits: what a product moves out at the top is no loss
 
@@ -191,9 +192,9 @@ class ModelledLink(Link):
 
     def __init__(self, bandwidth: float, latency: float = 10e-6, page: int | None = None, timeout=60.0):
         super().__init__(timeout)
-        if not isinstance(bandwidth, int | float) or not 0 < bandwidth < math.inf:
+        if not isinstance(bandwidth, int | float) or not 0 < bandwidth < LARGEST:
             raise ValueError(f"bandwidth={shown(bandwidth)}: expected a positive number of bytes per second")
-        if not isinstance(latency, int | float) or not 0 <= latency < math.inf:
+        if not isinstance(latency, int | float) or not 0 <= latency < LARGEST:
             raise ValueError(f"latency={shown(latency)}: expected seconds, 0 or more")
         if page is not None and (not isinstance(page, int) or page < 1):
             raise ValueError(f"page={shown(page)}: expected a positive number of bytes")

@@ -13,7 +13,11 @@ import uuid
 import pytest
 from stored import cell
 
+import kvlab
+from eval.accuracy import data, settings, taskset
 from eval.command import main
+from eval.core import study
+from eval.core.cells import parsed
 from eval.core.errors import Problem
 from eval.core.files import write_json
 from eval.core.measurement import Cell
@@ -209,3 +213,22 @@ def test_cells_that_differ_are_refused_with_both_paths(halves):
     for store in (a, b):
         assert str(store.cells / store.name("m", "full", "recall", {"limit": 4})) in str(raised.value)
     assert not c.files.names()
+
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize("read", [
+    lambda file: kvlab.load(device_map=str(file)),
+    lambda file: data.rows("--data x", str(file)),
+    lambda file: settings.documents(str(file)),
+    lambda file: taskset.arguments('{"a": ' + DEEP + "}"),
+    lambda file: study.read(str(file)),
+    lambda file: parsed(file.read_bytes()),
+], ids=["map", "rows", "documents", "arguments", "study", "cell"])  # fmt: skip
+def test_lists_in_lists_without_end_are_one_line(read, tmp_path):
+    file = tmp_path / "deep.json"
+    file.write_text('{"a": ' + DEEP + "}")
+    with pytest.raises(ValueError) as error:
+        read(file)
+    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 1000
