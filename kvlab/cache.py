@@ -284,6 +284,7 @@ class KVCache(Bound):
             self._in_order()
             for layer in self.attending:
                 layer.place.flush(layer)  # transfers under way belong to this cache
+            memo |= {id(x): x.detach().clone() for layer in self.layers for x in states_of(layer)}
             memo[id(self)] = twin = object.__new__(type(self))
             vars(twin).update(copy.deepcopy(vars(self), memo))
         twin.bind()

@@ -94,3 +94,13 @@ def test_caches_do_not_share_state_with_their_policies_or_each_other():
     clone = copy.deepcopy(one)
     clone.reset()
     assert one.get_seq_length() == 15
+
+
+@pytest.mark.parametrize("name", ["llama", "jamba", "lfm2", "qwen3_next", "falcon_h1"])
+def test_a_cache_that_was_filled_with_gradients_is_copied(name):
+    model, ids = copy.deepcopy(family(name)), prompt(9)
+    cache = kvlab.make_cache(model, "full")
+    model(ids, past_key_values=cache)
+    twin = copy.deepcopy(cache)
+    after = [model(prompt(1), past_key_values=one).logits for one in (cache, twin)]
+    assert torch.equal(*after)

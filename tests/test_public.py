@@ -18,7 +18,7 @@ from kvlab.policy import Policy
 
 WRONG = {
     "None": None, "True": True, "-1": -1, "0": 0, "2.5": 2.5, "NaN": float("nan"), "2**62": 2**62,
-    "10**400": 10**400, "nothing": "", "text": "nonsense", "a spec": "h2o:budget=0.2", "bytes": b"x", "list": [],
+    "nothing": "", "text": "nonsense", "a spec": "h2o:budget=0.2", "bytes": b"x", "list": [],
     "numbers": [1, -2], "tuple": (1, 2), "dict": {"a": 1}, "object": object(), "a tensor": torch.tensor(1.5),
     "floats": torch.tensor([[1.5]]), "no ids": torch.zeros(0), "many": torch.zeros(2, 3, 4, 5),
     "function": len, "class": int, "keep": H2O(0.5), "a keep's class": H2O, "format": kvlab.store.Int(),
@@ -75,15 +75,7 @@ CALLS = {  # name -> what gives the call, and a right value for each of its argu
     "gate": lambda: (
         kvlab.gate,
         dict(zip(("model", "tokenizer"), workshop(), strict=True))
-        | {
-            "methods": ["int8"],
-            "say": None,
-            "text": None,
-            "minutes": 1e-9,
-            "memory": None,
-            "context": None,
-            "users": 1,
-        },
+        | {"methods": ["int8"], "text": None, "minutes": 1e-9, "memory": None, "context": None, "users": 1},
     ),
     "Stepper": lambda: (kvlab.Stepper, {"model": model(), "cache": cache()}),
     "Stepper.feed": lambda: (
