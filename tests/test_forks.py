@@ -96,7 +96,7 @@ def test_caches_do_not_share_state_with_their_policies_or_each_other():
     assert one.get_seq_length() == 15
 
 
-@pytest.mark.parametrize("name", ["llama", "jamba", "lfm2", "qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize("name", ["Llama", "Jamba", "LFM2", "Qwen3-Next", "Falcon-H1"])
 def test_a_cache_that_was_filled_with_gradients_is_copied(name):
     model, ids = copy.deepcopy(family(name)), prompt(9)
     cache = kvlab.make_cache(model, "full")
