@@ -1,8 +1,8 @@
-"""The sources of the static site: the chapters, what they link to, the API reference and the pages that stand
-by themselves. Jupyter Book turns them into HTML (`make site`); nothing is executed.
+"""The sources of the static site: the chapters, what they link to, the API reference and the pages that have
+no others around them. Jupyter Book turns them into HTML (`make site`); nothing is executed.
 
 A page's relative links are followed: a linked Markdown file or notebook becomes a page, any other text file a
-page that shows it, an HTML file or picture is copied. A link that leads nowhere is an error.
+page that shows it, an HTML file or picture is copied. A broken link is an error.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def in_columns(line: str) -> bool:
 
 
 def squeeze(text: str) -> str:
-    """Printed text with its tables drawn together: where all rows have more than two blanks, two remain."""
+    """Printed text with narrower tables: where every row has more than two blanks, two are kept."""
     made = []
     for table, lines in itertools.groupby(text.splitlines(), in_columns):
         rows = list(lines)
@@ -111,7 +111,7 @@ def squeeze(text: str) -> str:
 
 
 def wrap(text: str, width: int) -> str:
-    """Printed text with its sentences broken at a width; the rows of tables stay as they are."""
+    """Printed text with sentences wrapped at a width; rows of tables are not changed."""
     made = []
     for line in text.splitlines():
         if in_columns(line) or len(line) <= width:
@@ -123,8 +123,8 @@ def wrap(text: str, width: int) -> str:
 
 
 def fit(cell) -> None:
-    """Draw together the tables that a cell has printed, break the sentences beside them at the tables' width,
-    and tell the style by tags how wide they and the code are."""
+    """Narrow the tables that a cell has printed, wrap the sentences beside them at the tables' width, and add
+    tags from which the style knows the width of outputs and code."""
     printed = [output for output in cell.outputs if output.output_type == "stream"]
     tables = []
     for output in printed:
@@ -141,7 +141,7 @@ def fit(cell) -> None:
 
 def write(out: Path, report: Path | None = None) -> Path:
     """Write the sources under `out` and return their folder. report: the harness's report.html, if there is
-    one. ValueError for a link that leads nowhere."""
+    one. Raises ValueError for a broken link."""
     shutil.rmtree(out, ignore_errors=True)
     built()
     pages = Pages(out)
@@ -248,7 +248,7 @@ class Pages:
 
 
 def elsewhere(name: str) -> str:
-    """A line that says where a chapter runs without an installation; none as long as pyproject.toml names no
+    """A line that says where a chapter runs without an installation. It is empty until pyproject.toml names a
     repository on GitHub (`Repository` in `[project.urls]`)."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project.get("urls", {}).get("Repository", "").rstrip("/")
@@ -264,7 +264,7 @@ def elsewhere(name: str) -> str:
 
 
 def report_page(report: Path | None, extra: Path) -> str:
-    """The page that leads to the harness's report, or says how to make one."""
+    """The page that links to the harness's report, or says how to make one."""
     text = "# The report\n\nEvery method, scored and timed, on one page that `make demo` writes.\n\n"
     if report is None or not report.exists():
         return text + "This site was built without one: run `make demo`, then `make site` again.\n"
@@ -277,7 +277,7 @@ def report_page(report: Path | None, extra: Path) -> str:
 
 
 def walk(package: str) -> list:
-    """The package and its modules, by name, except those that need a package which is not installed."""
+    """The package and its modules, by name, without those that need a package that is not installed."""
     top = importlib.import_module(package)
     found = [top]
     for name in sorted(module.name for module in pkgutil.walk_packages(top.__path__, f"{package}.")):
@@ -327,8 +327,8 @@ def signature(name: str, value) -> str:
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: paragraphs stay paragraphs, indented blocks code, no sign has a meaning
-    outside backticks."""
+    """A docstring as Markdown: paragraphs stay paragraphs, indented blocks become code, and signs outside
+    backticks are escaped."""
     blocks = []
     for block in re.split(r"\n\s*\n", text):
         if block.startswith(("    ", ">>>")):

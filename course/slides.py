@@ -1,13 +1,13 @@
-"""Slides of a chapter and of the talk: what cells say of theirs in their metadata, as one HTML file, offline.
+"""Slides of a chapter and of the talk, from the metadata of cells: one HTML file that needs no network.
 
-A cell tagged `slide` has one entry or more in its metadata `slides`. An entry gives what is said; what is
-shown comes from the cell: its drawing, formula, choices or task, a stored picture, some lines of what it
-printed. So a picture that the chapter draws again is new on its slide, too. As text (course/text.py):
+A cell tagged `slide` has one or more entries in its metadata `slides`. An entry has the words; the rest of
+the slide comes from the cell: its drawing, formula, choices or task, a stored picture, or lines that it
+printed. So when a chapter draws a picture again, its slide shows the new one. As text (course/text.py):
 
     ```{slide}
     title: The price of a token          in Markdown; a picture without `words` shows its own sentence
     show: output 1-3                     title, drawing, formula N, picture N, output LINES, code LINES,
-                                         table, vote, exercise, point; nothing where words are enough
+                                         table, vote, exercise, point; nothing if words are enough
     words: Kept, not computed.           Markdown; each `words` is a paragraph
     choice: 1. all of it                 in the place of the cell's own choices, where those are long
     answer: 2. It stays.                 the choice that is right, marked in a second step, and why
@@ -57,10 +57,9 @@ FOLD = re.compile(r"<details><summary>(\d\. .*?)</summary>(.*?)</details>", re.S
 class Slide:
     """One slide.
 
-    kind: the first word of `show`; `tall picture` where words find room beside it. title, words, shown and
-    notes are HTML; shown is what comes from the cell. minutes: to speak; timer: to work, 0 where nobody
-    works. live: choices of the live page, or nothing.
-    """
+    kind: the first word of `show`; `tall picture` if words fit beside it. title, words, shown and
+    notes are HTML; shown is what comes from the cell. minutes: for speaking; timer: for an exercise, 0 if
+    there is none. live: choices of the live page, or nothing."""
 
     kind: str
     title: str
@@ -156,14 +155,15 @@ def _drawing(cell, which: str, given: dict) -> str:
 
 
 def _image(kind: str, data: str, alt: str, letters: float = 0) -> str:
-    """letters: how high a picture's smallest ones are, as a part of its width; for who measures the slide."""
+    """letters: the height of a picture's smallest letters as a share of its width, for checks of the
+    slide."""
     told = f' data-letters="{letters:.4f}"' if letters else ""
     return f'<img src="data:image/{kind};base64,{data}" alt="{escape(alt)}"{told}>'
 
 
 def pictures(cell) -> list[tuple[str, dict]]:
-    """The pictures that a cell has drawn: (data, {alt, width, height, letters}); ValueError where there is
-    none."""
+    """The pictures that a cell has drawn: (data, {alt, width, height, letters}). Raises ValueError if there
+    is none."""
     drawn = [out for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
     if not drawn:
         raise ValueError("the cell has drawn no picture")
@@ -176,7 +176,7 @@ def _picture(cell, which: str, given: dict) -> str:
 
 
 def _formula(cell, which: str, given: dict) -> str:
-    """The cell's n-th displayed formula; of a cell without any, its n-th other one."""
+    """The cell's n-th displayed formula, or its n-th inline formula if none is displayed."""
     found = re.findall(r"\$\$(.+?)\$\$", cell.source, re.S) or re.findall(r"\$([^$]+)\$", cell.source)
     if len(found) < int(which or 1):
         raise ValueError(f"the cell has {len(found)} formulas")
@@ -185,7 +185,7 @@ def _formula(cell, which: str, given: dict) -> str:
 
 
 def lines(text: str, which: str) -> list[str]:
-    """Lines of a text by their numbers from 1, `1-3,6`; all of them where none is named."""
+    """Lines of a text by number, from 1, such as `1-3,6`; all lines if no number is given."""
     rows = text.rstrip("\n").split("\n")
     if not which:
         return rows
@@ -197,7 +197,7 @@ def lines(text: str, which: str) -> list[str]:
 
 
 def _pre(rows: list[str]) -> str:
-    """Lines in a fixed width, as large as their longest and their number allow."""
+    """Lines in a fixed-width font, as large as the longest line and the number of lines allow."""
     indent = min((len(row) - len(row.lstrip()) for row in rows if row.strip()), default=0)
     rows = [row[indent:].rstrip() for row in rows]
     longest = max(map(len, rows))
@@ -208,7 +208,7 @@ def _pre(rows: list[str]) -> str:
 
 
 def _output(cell, which: str, given: dict) -> str:
-    """Lines of what the cell has printed; its tables are drawn together, its sentences broken."""
+    """Lines that the cell has printed, with narrowed tables and wrapped sentences."""
     printed = "".join(out.text for out in cell.get("outputs", []) if out.output_type == "stream")
     rows = squeeze("\n".join(lines(printed, which))).split("\n")
     return _pre(
@@ -229,7 +229,7 @@ def _table(cell, which: str, given: dict) -> str:
 
 
 def _choices(cell, which: str, given: dict) -> str:
-    """The choices; the one that is right is marked in a second step, with the reason."""
+    """The choices. A second step marks the right one and gives the reason."""
     found = CHOICE.findall("\n".join(given["choice"]) if "choice" in given else FOLDS.sub("", cell.source))
     right, _, because = given.get("answer", "").partition(". ")
     if right and right not in [label for label, _ in found]:
@@ -249,7 +249,7 @@ def _vote(cell, which: str, given: dict) -> str:
 
 
 def _exercise(cell, which: str, given: dict) -> str:
-    """The choices of an exercise that has some."""
+    """The choices of an exercise, if it has any."""
     return _choices(cell, which, given) if "choice" in given else ""
 
 
@@ -277,7 +277,7 @@ def order(text: str) -> list[tuple[int, list[str], int, str]]:
 
 
 def talk(notebooks: list, text: str) -> list[Slide]:
-    """The slides that a talk names, in its order; ValueError where there is none of that title."""
+    """The slides that a talk names, in its order. Raises ValueError if no slide has that title."""
     books = {int(title(notebook).partition(".")[0]): notebook for notebook in notebooks}
     chapters = {chapter: deck(books[chapter]) for chapter, *_ in order(text)}
     made = []
@@ -295,15 +295,15 @@ def talk(notebooks: list, text: str) -> list[Slide]:
 
 
 def _moving(path: Path) -> str:
-    """A picture with a script of its own, which an image would not run."""
+    """A picture with its own script, which would not run inside an image tag."""
     data = base64.b64encode(path.read_bytes()).decode()
     file = f"data:image/svg+xml;base64,{data}"
     return f'<object type="image/svg+xml" data="{file}" aria-label="{escape(STORY.title)}"></object>'
 
 
 def page(made: list[Slide], name: str, live: str = "page.html", paper: bool = False) -> str:
-    """A deck as one page of HTML. live: where the live page lies, seen from it. paper: to be printed, each
-    slide on a sheet, a vote on two."""
+    """A deck as one HTML page. live: the relative path of the live page. paper: for print, with each slide on
+    a sheet and a vote on two."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True)
     own = {path: (HERE / path).read_text(encoding="utf-8") for path in (
         "reveal/reveal.js", "reveal/reveal.css", "slides.js",
@@ -314,8 +314,8 @@ def page(made: list[Slide], name: str, live: str = "page.html", paper: bool = Fa
 
 def write(paths: list[Path], out: Path, live: str | None = None, printed: bool = False) -> list[Path]:
     """Write the slides of every chapter that has some, and of the talk if all its chapters are among them;
-    returns the files. live: where the live page lies, seen from there; by default a copy is put beside them.
-    printed: as PDF, too."""
+    returns the files. live: the relative path of the live page; by default a copy is put beside the slides.
+    printed: also as PDF."""
     out.mkdir(parents=True, exist_ok=True)
     if live is None:
         shutil.copy(built(), out)

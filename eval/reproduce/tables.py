@@ -110,8 +110,8 @@ def formats(*names: str) -> str:
 
 
 def costs(name: str, protocol: str, model: str | None = None) -> str:
-    """What a context costs that is asked several questions, under one protocol: methods by bytes held,
-    contexts, tokens prefilled and seconds; dashes where a row was made before contexts were counted."""
+    """The cost of a context that is asked several questions, under one protocol: for each method the bytes
+    held, contexts, tokens prefilled and seconds. Rows made before contexts were counted have dashes."""
     rows = [row for row in study(name) if row["protocol"] == protocol and model in (None, row["model"])]
     if not rows:
         return not_made("make reproduce")
@@ -123,9 +123,9 @@ def costs(name: str, protocol: str, model: str | None = None) -> str:
 
 
 def crossed(names: str, *by: str) -> str:
-    """Methods by columns, one for each of the values of these fields together, as `percent` says them. names:
-    of studies, joined by +; of several stand the methods that all have. by: fields, and FIELD=VALUE for rows
-    with this value, or with none."""
+    """A row for each method and a column for each combination of values of these fields, formatted by
+    `percent`. names: studies joined by +; with several, only methods found in all of them are shown. by:
+    fields; FIELD=VALUE keeps rows that have this value, or no value."""
     short = lambda model: re.sub(r"(-instruct)?-q4_k_m\.gguf$", "", model)
     told = [row | {"model": short(row["model"])} for name in names.split("+") for row in study(name)]
     where = dict(one.split("=") for one in by if "=" in one)

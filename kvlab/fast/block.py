@@ -1,13 +1,13 @@
 """Block: the arithmetic of a Llama-shaped block for one token of few rows, compiled by numba.
 
-`into` does what comes before a layer's attention: norm, projections of query, key and value, and their rotary
-embedding; `out_of` what comes after it: output projection, residual, norm and MLP. A linear layer is
-(weight `[out, in]`, scale `[out]`, bias `[out]`), read where the model has them: fp32, or the narrow
-ones of `narrow.py`, bf16 as its bits and int8 with a scale of every row, which are widened in registers. What
-a model lacks, a scale, a bias or a norm of heads, is an empty array. Several threads may be in one call: see
-`team.py` for `team` and `leads`; `room` holds what lies between products, at least 2 * rows * (hidden + MLP)
-numbers. The code is compiled once for all models with weights of one kind, and numba keeps it on disk, by
-versions and this file's text; so that names the text of what is compiled into it.
+`into` computes the part before a layer's attention: norm, projections of query, key and value, and their
+rotary embedding. `out_of` computes the part after it: output projection, residual, norm and MLP. A linear
+layer is (weight `[out, in]`, scale `[out]`, bias `[out]`), read from the model's own memory. Weights are
+fp32, or in a narrow type of `narrow.py`: bf16 as bits, or int8 with a scale for each row. Narrow weights are
+widened in registers. A scale, bias or norm of heads that the model does not have is an empty array. Several
+threads may run one call: see `team.py` for `team` and `leads`. `room` holds intermediate results, at least
+2 * rows * (hidden + MLP) numbers. The code is compiled once for all models with weights of one kind. numba
+caches it on disk by versions and this file's text, so the text names the digest of the code compiled in.
 """
 
 # Compiled into this: fast/cpu.py 82bf6169, fast/lanes.py d873d228, fast/team.py 80a0eb58
@@ -26,7 +26,8 @@ SIDE = 4  # rows of x that are multiplied at a time
 
 
 def _number(weight):
-    """A weight as fp32: int16 holds the upper half of such a number's bits. Compiled code alone calls it."""
+    """A weight as fp32. An int16 weight is the upper half of the bits of an fp32 number. Only for compiled
+    code."""
     raise NotImplementedError
 
 
@@ -40,8 +41,8 @@ def _number_of(weight):
 @njit(fastmath=FAST)
 def _rows(layer, x, out, first, last):
     """Rows `first` to `last` of a layer: x `[rows, in]` -> out[:, first:last]. Each row of weights is read
-    from its beginning to its end, the order of memory: a processor reads ahead in one stream, and four rows
-    side by side took up to twice as long."""
+    from beginning to end, in memory order: a processor prefetches one stream well, and reading four rows side
+    by side took up to twice as long."""
     weight, scale, bias = layer
     width, count = weight.shape[1], x.shape[0]
     whole = count - count % SIDE
@@ -74,7 +75,8 @@ def _rows(layer, x, out, first, last):
 
 @njit(fastmath=FAST)
 def _product(layer, x, out, product, team, leads):
-    """x `[rows, in]` -> out `[rows, out]`, or this thread's share of it. product: its number in the call."""
+    """x `[rows, in]` -> out `[rows, out]`, or this thread's share of it. product: the product's number in the
+    call."""
     count, width = layer[0].shape
     size = count if team.shape[0] == 0 else max(1, SHARE // width)
     if team.shape[0] and leads:
@@ -103,8 +105,8 @@ def _norm(x, weight, eps, out):
 
 @njit(fastmath=FAST)
 def _rotate(x, cos, sin):
-    """Rotary embedding of heads `[rows, heads, 1, head_dim]`, in place: the first half of the channels with
-    the second one (as Llama has them). cos, sin `[rows, channels that rotate]`."""
+    """Rotary embedding of heads `[rows, heads, 1, head_dim]`, in place. The first half of the channels is
+    paired with the second half (as in Llama). cos, sin `[rows, channels that rotate]`."""
     half = cos.shape[1] // 2
     for r in range(x.shape[0]):
         for h in range(x.shape[1]):
@@ -127,7 +129,7 @@ def _silu(gate, up):
 
 @njit(fastmath=FAST)
 def _cut(room, x, inner):
-    """What lies in `room` between products, each `[rows, ..]`: two of the hidden size, two of the MLP's."""
+    """The four buffers in `room`, each `[rows, ..]`: two of the hidden size, two of the MLP's size."""
     rows, hidden = x.shape
     flat, wide, end = rows * hidden, rows * inner, 2 * rows * (hidden + inner)
     return (
@@ -164,7 +166,8 @@ def into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v, room, team
 
 @njit(nogil=True, fastmath=FAST, cache=True)
 def out_of(attended, x, wo, norm, eps, wg, wu, wd, room, team, leads):
-    """What a layer attended to `[rows, heads * head_dim]`, and its MLP, are added to x `[rows, hidden]`."""
+    """Add the projected attention output of a layer `[rows, heads * head_dim]`, and its MLP, to x `[rows,
+    hidden]`."""
     added, given, gate, up = _cut(room, x, wg[0].shape[0])
     if not opened(team, 1, leads):
         return
@@ -190,7 +193,7 @@ def out_of(attended, x, wo, norm, eps, wg, wu, wd, room, team, leads):
 
 @njit(nogil=True, fastmath=FAST, cache=True)
 def logits(attended, x, wo, after, eps, wg, wu, wd, norm, head, out, room, team, leads):
-    """From the last layer's attention to logits `[rows, vocabulary]`."""
+    """The rest of the step after the last layer's attention, up to logits `[rows, vocabulary]`."""
     out_of(attended, x, wo, after, eps, wg, wu, wd, room, team, leads)
     given, _, _, _ = _cut(room, x, 0)
     if leads:

@@ -1,14 +1,15 @@
 """Lanes: how a kernel on a CPU turns stored codes into numbers, sixteen at a time, and adds them up.
 
-What a compiler makes of loops over channels adds up one register's lanes per token and query head, and turns
-a code into a number once for every head that asks. So the two loops in which a decode step's time goes are
-written down here as vectors of 16 fp32 numbers: `dots`, queries times four tokens of K, and `add_up`, weights
-times V. Each number is made once for all query heads, and the lanes of four tokens are added up together.
-LLVM lays such a vector into one register of AVX-512, two of AVX2 or four of a smaller machine. Beside each
-stands what it computes in Python, which is what runs where nothing is compiled (tests).
+A compiler turns a plain loop over channels into slow code: it sums the lanes of a register for every token
+and query head, and it decodes each code again for every head. So the two loops that take most of a decode
+step are written here with vectors of 16 fp32 numbers: `dots` multiplies queries by four tokens of K, and
+`add_up` multiplies weights by V. Each code is decoded once for all query heads, and the lanes of four tokens
+are summed together. LLVM puts such a vector into one AVX-512 register, two AVX2 registers, or four of a
+smaller machine. Each has a version in Python, which runs where nothing is compiled (in tests).
 
-Codes are `[tokens, width]`: of int4, whose byte holds channels j and head_dim / 2 + j, half as wide as
-the numbers. steps fp32 `[tokens, groups]`: scales of groups of channels, multiples of 16; group 0: none.
+Codes are `[tokens, width]`. A byte of int4 holds channels j and head_dim / 2 + j, so int4 codes are half as
+wide as the numbers. steps fp32 `[tokens, groups]`: the scale of each group of channels; a group is a multiple
+of 16 channels, and group 0 means no scales.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FUSED = ("contract",)  # a product and a sum may be one operation
 
 @njit(inline="always", fastmath=FAST)
 def _value(kind, code):
-    """The number that a code stands for, without its scale; of an int4 byte: that of its lower half."""
+    """The number that a code stands for, without its scale. For an int4 byte, the number of its lower
+    half."""
     if kind in (INT8, F32):
         return np.float32(code)
     if kind == BF16:
@@ -62,10 +64,11 @@ def _upper(code):
 
 def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
     """Query heads `first` to `first + heads - 1` times the K of the first `size` tokens, into their scores.
-    Of e4m3: 1 / `UNIT` of it. Four tokens go together: up to three scores behind repeat the last one.
+    For e4m3 a score is 1 / `UNIT` of the true one. Four tokens are computed together, so up to three scores
+    after the end repeat the last one.
 
-    q `[heads, channels]`, scores `[heads, tokens]`; kind, heads and group are known when this is compiled,
-    and best width too.
+    q `[heads, channels]`, scores `[heads, tokens]`. kind, heads and group must be constants when this is
+    compiled, and so should width.
     """
     for t in range((size + 3) // 4 * 4):
         row = _row(kind, group, codes, steps, min(t, size - 1))
@@ -75,7 +78,7 @@ def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
 
 def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
     """Add the V of the first `size` tokens, each times its weight for a query head, to the totals of the
-    heads `first` to `first + heads - 1`. Of e4m3: 1 / `UNIT` of it.
+    heads `first` to `first + heads - 1`. For e4m3 a total is 1 / `UNIT` of the true one.
 
     total `[heads, channels]`, weights `[heads, tokens]`; the others as in `dots`.
     """
@@ -88,7 +91,7 @@ def add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
 
 def largest(scores, s, size, least):
     """The largest of the first `size` scores, a multiple of `LANES`, of query head s, or `least` if that is
-    larger. What is NaN is passed over: a loop that may meet one is not vectorized."""
+    larger. NaN is skipped, because a loop that has to handle NaN is not vectorized."""
     for t in range(size):
         least = max(least, scores[s, t])
     return least
@@ -106,7 +109,7 @@ def _row(kind, group, codes, steps, t) -> list:
 
 
 class Code:
-    """Where instructions go (`builder`), and arrays of the function that is being compiled."""
+    """Emits instructions (`builder`) for the function that is being compiled, and knows its arrays."""
 
     def __init__(self, context, builder, signature, given):
         self.context, self.builder = context, builder
@@ -121,19 +124,19 @@ class Code:
         return tuple(kind.literal_value for kind in self.types[:3])
 
     def number(self, place: int):
-        """An integer among what was given, as one that is known if it is."""
+        """An integer argument, as a constant if it is one."""
         known = getattr(self.types[place], "literal_value", None)
         if known is not None:
             return INT(known)
         return self.context.cast(self.builder, self.given[place], self.types[place], types.int64)
 
     def array(self, place: int):
-        """(Its type, the array) of what was given."""
+        """(Type, array) of an argument."""
         of = self.types[place]
         return of, self.context.make_array(of)(self.context, self.builder, self.given[place])
 
     def at(self, array, row, column, of):
-        """The place in a table as a pointer to `of`, LLVM's type."""
+        """A pointer to an entry of a table, as LLVM's type `of`."""
         pointer = cgutils.get_item_pointer(self.context, self.builder, *array, [row, column])
         return self.builder.bitcast(pointer, of.as_pointer())
 
@@ -149,7 +152,7 @@ class Code:
         return self.builder.shuffle_vector(one, other, _many(ir.IntType(32), lanes))
 
     def everywhere(self, number):
-        """A vector of one number."""
+        """A vector with this number in every lane."""
         one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.IntType(32)(0))
         return self.shuffled(one, one, [0] * LANES)
 
@@ -159,7 +162,7 @@ class Code:
         return self.builder.fadd(total, product, flags=FUSED)
 
     def numbers(self, codes, steps, row, column):
-        """(Channel of its first lane, vector) of what 16 codes of a row are: of int4, two."""
+        """(Channel of its first lane, vector) of 16 codes of a row; int4 gives two of these."""
         builder, (kind, _, grouped) = self.builder, self.known
         raw = self.load(self.at(codes, row, column, ir.VectorType(STORED[kind], LANES)))
         if kind == INT4:
@@ -184,13 +187,14 @@ class Code:
         return scaled
 
     def counted(self, raw):
-        """The numbers of the lower halves of bytes, and of the upper ones."""
+        """The numbers in the lower halves of bytes, and those in the upper halves."""
         builder, eight = self.builder, _same(raw.type, 8)
         for half in (builder.and_(raw, _same(raw.type, 15)), builder.lshr(raw, _same(raw.type, 4))):
             yield self.whole(builder.sub(half, eight))
 
     def looked_up(self, raw):
-        """The same by AVX-512, which finds a number in a register by the lowest four bits of an index."""
+        """The same with AVX-512, which looks a number up in a register by the lowest four bits of an
+        index."""
         builder, wide = self.builder, ir.VectorType(ir.IntType(32), LANES)
         table = ir.Constant(VECTOR, [FLOAT(code - 8.0) for code in range(16)])
         kind = ir.FunctionType(VECTOR, [VECTOR, wide])
@@ -200,8 +204,9 @@ class Code:
             yield builder.call(find, [table, indices])
 
     def small(self, kind, raw):
-        """8-bit floats, of e4m3 1 / `UNIT` of them: their bits, moved to where fp16 has its exponent and what
-        follows. Where the processor does not know fp16, to where fp32 has them, which is 2^-112 of it."""
+        """8-bit floats (for e4m3, 1 / `UNIT` of them): the bits are moved to the exponent and mantissa of
+        fp16. If the processor has no fp16, they are moved to those of fp32, which gives 2^-112 of the
+        number."""
         builder, bits = self.builder, 16 if self.fp16 else 32
         wide = ir.VectorType(ir.IntType(bits), LANES)
         shift = (7 if self.fp16 else 20) + (kind == E5M2)
@@ -217,7 +222,7 @@ class Code:
         return self.builder.sitofp(wide, VECTOR)
 
     def four(self, a, b, c, d):
-        """The sums of the lanes of four vectors, as one of four."""
+        """The lane sums of four vectors, as one vector of four."""
         both = [self.halves(*pair, 8) for pair in ((a, b), (c, d))]
         x = self.halves(*both, 4)
         for step in (2, 1):
@@ -226,14 +231,15 @@ class Code:
         return self.shuffled(x, x, [0, 4, 8, 12])
 
     def halves(self, one, other, size):
-        """Of every 2 * size lanes of one and then of the other, the first half plus the second."""
+        """In every 2 * size lanes of the first vector, then of the second: the first half plus the second
+        half."""
         first = [lane for lane in range(2 * LANES) if lane % (2 * size) < size]
         second = [lane + size for lane in first]
         parts = (self.shuffled(one, other, lanes) for lanes in (first, second))
         return self.builder.fadd(*parts, flags=FUSED)
 
     def sums(self, start):
-        """Vectors that a loop adds to, `start` at first."""
+        """Vectors that a loop adds to; they begin as `start`."""
         variables = [cgutils.alloca_once(self.builder, vector.type) for vector in start]
         for place, vector in zip(variables, start, strict=True):
             self.builder.store(vector, place)

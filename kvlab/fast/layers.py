@@ -1,25 +1,26 @@
 """Layers: all layers of a decode step in one compiled call, their attention and the logits included.
 
-Between two calls of compiled code lie some 40 µs of Python in every layer, which come to the same in all of
-them as long as a token is added to the cache and nothing else happens. Here `block.into`, a kernel of
-`fast/cpu.py` and `block.out_of` take turns instead, layer after layer, and `block.logits` comes last. All
-are called by their address, so that this is compiled once for all formats, in a second. What they read is
-found by its address, too, since to take apart the hundreds of arrays of a model would cost as much as is
-saved. Whoever calls holds these arrays.
+Layer by layer, Python needs some 40 µs between two compiled calls. As long as a step only adds a token to the
+cache, Python does the same in every layer. So the compiled code here calls `block.into`, a kernel of
+`fast/cpu.py` and `block.out_of` for each layer, and `block.logits` at the end. All of them are called by
+address, so this file is compiled once for all formats, in a second. Their arrays are found by address, too:
+unpacking the hundreds of arrays of a model would cost as much time as is saved. The caller must keep these
+arrays alive.
 
 A model's weights are int64 `[layers, WEIGHTS]`: the address of every array of a layer, in the order in which
-`block.into` and `block.out_of` take them, a linear layer's weight, scale and bias one after the other; 0:
-there is none. What the cache holds is int64 `[layers, HELD]`: the addresses of K, its scales, V and its
-scales, as the kernel takes them, how many tokens have room, and how many there are with the new one.
+`block.into` and `block.out_of` take them: weight, scale and bias of each linear layer (address 0: the model
+has none). The cache is int64 `[layers, HELD]`: the addresses of K, its scales, V and its scales, as the
+kernel takes them, the number of tokens that fit, and the number of tokens with the new one.
 
-Where one token of every head goes (`fast/closing.py`), int64 `[layers, TABLES]` has addresses of the
-slots' positions and of what they have received, both before the step, after it and, where empty slots then
-close up, after that; and to how many. That happens last, so a step that a format refuses has changed nothing.
-int64 `[layers, rows, 3]` has the first and last position that may go, and the new token's.
+If a step evicts one token of every head (`fast/closing.py`), int64 `[layers, TABLES]` has the addresses of
+the slots' positions and of the attention that they received: before the step, after it, and after empty slots
+are closed up; and the number of slots then. Eviction comes last, so a step that a format refuses has changed
+nothing. int64 `[layers, rows, 3]` has the first and the last position that may be evicted, and the position
+of the new token.
 
-Several threads may be in one call (`team.py`), and come once for all layers. Each layer, with what lies
-before its attention, has a team of its own, and so have the logits; it shares out its splits as `block.py`
-does rows of weights.
+Several threads may run one call (`team.py`), and they enter once for all layers. Each layer, with the part
+before its attention, has a team of its own, and so have the logits. A layer's splits are shared among threads
+as rows of weights are in `block.py`.
 """
 
 # Compiled into this: fast/closing.py 277aae4a, fast/lanes.py d873d228, fast/team.py 80a0eb58
@@ -45,27 +46,27 @@ HEADS, TEAM = types.float32[:, :, :, ::1], types.int64[:, ::1]
 
 
 def kinds_of_into(like: np.ndarray) -> tuple:
-    """The types of what `block.into` is given, with weights of this kind."""
+    """The argument types of `block.into`, for weights of this kind."""
     linear = types.Tuple((typeof(like), VECTOR, VECTOR))
     before = MATRIX, VECTOR, types.float32, linear, linear, linear, VECTOR, VECTOR
     return *before, MATRIX, MATRIX, HEADS, HEADS, HEADS, VECTOR, TEAM, types.boolean
 
 
 def kinds_of_out_of(like: np.ndarray) -> tuple:
-    """The types of what `block.out_of` is given."""
+    """The argument types of `block.out_of`."""
     linear = types.Tuple((typeof(like), VECTOR, VECTOR))
     before = MATRIX, MATRIX, linear, VECTOR, types.float32
     return *before, linear, linear, linear, VECTOR, TEAM, types.boolean
 
 
 def kinds_of_logits(like: np.ndarray) -> tuple:
-    """The types of what `block.logits` is given."""
+    """The argument types of `block.logits`."""
     *before, room, team, leads = kinds_of_out_of(like)
     return *before, VECTOR, before[2], MATRIX, room, team, leads
 
 
 def kinds_of_kernel(codes: np.ndarray, scales: np.ndarray) -> tuple:
-    """The types of what a kernel is given that reads such codes and scales."""
+    """The argument types of a kernel that reads such codes and scales."""
     held = typeof(codes), typeof(scales)
     numbers = types.int64, types.int64, types.int64
     new = HEADS, types.float32, HEADS, HEADS
@@ -76,14 +77,15 @@ KINDS_OF_MERGE = types.float32[:, :, :, ::1], CUBE, CUBE, MATRIX  # of what `cpu
 
 
 def address(function, kinds: tuple) -> int:
-    """Of the compiled code that this function of numba has for arguments of these types."""
+    """The address of the code that numba compiled from this function for arguments of these types."""
     function.compile(kinds)
     made = function.overloads[kinds]
     return made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
 
 
 def _caller(found):
-    """A function of compiled code: (address, arguments) -> what the code there returns, of type `found`."""
+    """A compiled function: (address, arguments) -> the result of the code at that address, of type
+    `found`."""
 
     @intrinsic
     def call(context, address, given):
@@ -138,7 +140,8 @@ def _kept(address, shape, like):
 
 @njit
 def _found(positions, masks):
-    """In which slots a token is: masks bool `[rows, kv_heads, slots + 1]`, the new one's included."""
+    """Mark the slots that hold a token: masks bool `[rows, kv_heads, slots + 1]`, with the new token's
+    slot."""
     slots = positions.shape[2]
     for r in range(positions.shape[0]):
         for h in range(positions.shape[1]):
@@ -149,7 +152,7 @@ def _found(positions, masks):
 
 @njit(fastmath=False)
 def _averaged(received, rows):
-    """received `[KV heads of all rows, tokens]`: in every head the mean over those of its row."""
+    """received `[KV heads of all rows, tokens]`: each head gets the mean over the heads of its row."""
     heads = received.shape[0] // rows
     for r in range(rows):
         mean = received[r * heads]
@@ -162,14 +165,15 @@ def _averaged(received, rows):
 
 @njit
 def _slots(tables, first, rows, kv_heads, slots, sums):
-    """A layer's positions and what its slots have received, two of its addresses from number `first` on."""
+    """A layer's positions and the attention that its slots received: its addresses `first` and `first +
+    1`."""
     return (carray(_pointer(tables[first]), (rows, kv_heads, slots), np.int32),
             carray(_pointer(tables[first + 1]), (rows, kv_heads, slots * sums), np.float32))  # fmt: skip
 
 
 @njit
 def _leave(goes, tables, rules, received, keys, rows, kv_heads, count):
-    """One token of every head goes, of a layer."""
+    """Evict one token of every head of a layer."""
     positions, sums = _slots(tables, 0, rows, kv_heads, count - 1, goes == SUM)
     left, left_sums = _slots(tables, 2, rows, kv_heads, count, goes == SUM)
     if goes == NEWEST:
@@ -191,7 +195,7 @@ def _buffers(held, rows, kv_heads, codes, scales):
 
 @njit
 def _draw_up(goes, tables, held, rows, kv_heads, codes, scales):
-    """The slots of a layer close up."""
+    """Close up the empty slots of a layer."""
     left, left_sums = _slots(tables, 2, rows, kv_heads, held[5], goes == SUM)
     positions, sums = _slots(tables, 4, rows, kv_heads, tables[6], goes == SUM)
     k, k_scales, v, v_scales = _buffers(held, rows, kv_heads, codes, scales)
@@ -203,7 +207,7 @@ def _draw_up(goes, tables, held, rows, kv_heads, codes, scales):
 
 @njit
 def _out_of(at, hidden, wide, inner, eps, like):
-    """What `block.out_of` is told of a layer's weights."""
+    """A layer's weights, as the arguments of `block.out_of`."""
     return (_linear(at, 12, hidden, wide, like), _vector(at[15], hidden), eps,
             _linear(at, 16, inner, hidden, like), _linear(at, 19, inner, hidden, like),
             _linear(at, 22, hidden, inner, like))  # fmt: skip
@@ -213,16 +217,17 @@ def _out_of(at, hidden, wide, inner, eps, like):
 def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, norm, head,
            said, room, none, split, parts, out, goes, tables, rules, masks, notes, gained, keys, team,
            leads):  # fmt: skip
-    """x `[rows, hidden]`, the input of the first layer, is spoilt; said `[rows, vocabulary]` are the logits.
+    """x `[rows, hidden]`, the input of the first layer, is overwritten; said `[rows, vocabulary]` receives
+    the logits.
 
     code: the addresses of `block.into`, the kernel, `cpu.merge`, `block.out_of` and `block.logits`; like: an
     empty array of the weights' kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds;
     scaling `[layers]`; inner: the MLP's size; none: no new token, as the kernel takes it; split: tokens of a
-    split; out `[rows * kv_heads, share, head_dim]`: room for what a layer attended to. goes: by what a token
-    goes (0: none does), tables, rules: see above; masks, notes, gained, keys: room for a layer's mask, its
-    scores, what tokens received, and `leave`. The rest as `block.into`, `block.logits` and the kernel
-    (`cpu.compiled`) take it. Returns the number of the layer whose format refuses the new token, or -1.
-    """
+    split; out `[rows * kv_heads, share, head_dim]`: room for what a layer attended to. goes: the rule of
+    eviction (0: no eviction); tables, rules: see above; masks, notes, gained, keys: room for a layer's mask,
+    its scores, the attention that tokens received, and `leave`. For the other arguments see `block.into`,
+    `block.logits` and the kernel (`cpu.compiled`). Returns the number of the layer whose format refuses the
+    new token, or -1."""
     rows, hidden = x.shape
     heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[3]
     wide, narrow, share = heads * head_dim, kv_heads * head_dim, heads // kv_heads

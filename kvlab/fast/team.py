@@ -1,13 +1,14 @@
-"""Team: threads that share out the rows of a compiled product among themselves, none of which is waited for.
+"""Team: threads that share the rows of a compiled product. The work never waits for a thread that is absent.
 
-One thread leads: it runs the whole function, and could do so alone. Helpers run the same function on the same
-arrays at the same time: in every product each takes some rows (`taken`) until none is left, so one that comes
-late, or never, as in a process that was forked, costs time alone. What lies between products is the leader's:
-it waits until the rows that others took are there (`joined`), and then lets helpers in to what comes next
-(`opened`). Every row is computed by the same code whoever takes it, so a result does not depend on threads.
+One thread leads: it runs the whole function and can do so alone. Helpers run the same function on the same
+arrays at the same time. In every product each thread takes some rows (`taken`) until no rows are left. If a
+helper comes late, or never (as in a forked process), only time is lost. The leader alone computes everything
+between two products: it waits until the rows taken by others are done (`joined`), and then lets helpers go on
+to the next part (`opened`). The same code computes a row in every thread, so results do not depend on
+threads.
 
-A team is a table of counters, int64 `[COUNTERS, LINE]`, zeros at first, for one call of the function; an
-empty one is no team: the leader is alone.
+A team is a table of counters, int64 `[COUNTERS, LINE]`, zeros at first, for one call of the function. An
+empty table means that there is no team and the leader is alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _add(context, team, counter, number):
 
 @intrinsic
 def _look(context, team, counter):
-    """A counter, and with it all that was written before it became so."""
+    """Read a counter, and make all writes visible that were made before the counter took this value."""
 
     def code(context, builder, signature, given):
         return builder.load_atomic(_place(context, builder, signature, given), "seq_cst", 8)
@@ -64,25 +65,26 @@ def _place(context, builder, signature, given):
 
 @njit
 def taken(team, product, size, most):
-    """The first of up to `size` rows that this thread takes of a product's `most`; `most`: none is left."""
+    """The first of the up to `size` rows that this thread takes from a product's `most`; `most` if none is
+    left."""
     return min(_add(team, PRODUCTS + product, 1) * size, most)
 
 
 @njit
 def due(team, shares):
-    """The leader says that so many more shares will have been done when a product is."""
+    """The leader announces how many more shares a product needs before it is finished."""
     team[DUE, 0] += shares
 
 
 @njit
 def done(team):
-    """A thread has done a share."""
+    """Count a share that a thread has finished."""
     _add(team, DONE, 1)
 
 
 @njit
 def joined(team):
-    """The leader waits until the rows that others took are there."""
+    """The leader waits until the rows that others took are finished."""
     if team.shape[0]:
         while _look(team, DONE) < team[DUE, 0]:
             pass
@@ -90,8 +92,8 @@ def joined(team):
 
 @njit
 def opened(team, part, leads):
-    """The leader lets helpers into a part, 1 and so on; helpers wait for it: False to one whose patience is
-    at its end, since the leader does not run."""
+    """The leader lets helpers into a part, 1 and so on; helpers wait for it. False if a helper has waited
+    too long because the leader is not running."""
     if team.shape[0] == 0:
         return True
     if leads:
@@ -104,9 +106,10 @@ def opened(team, part, leads):
 
 
 def together(numbers: int, function, *given, teams: int = 1):
-    """What `function(*given, team, leads)` returns to the leader; where it multiplies so often that it pays
-    to wake others, on as many threads as torch has. teams: how many the function needs, one after another.
-    RuntimeError where another thread failed, which may have taken a share that nobody has done."""
+    """The result of `function(*given, team, leads)` for the leader. If the function multiplies often enough
+    to make waking others worthwhile, it runs on as many threads as torch has. teams: how many teams the
+    function needs, one after another. Raises RuntimeError if another thread failed, since its share may be
+    missing."""
     team, threads = NOBODY, torch.get_num_threads() if numbers > ALONE else 1
     if threads > 1:
         team, here = np.zeros((teams * COUNTERS, LINE), np.int64), _processor()
@@ -120,9 +123,9 @@ def together(numbers: int, function, *given, teams: int = 1):
 
 @cache
 def helpers() -> SimpleQueue:
-    """Calls, `(the leader's processor, function, *arguments)`, that threads of this process make beside the
-    one that asks. Nobody asks what comes of them, so nothing is made for that, which would take the leader
-    25 µs."""
+    """Calls, `(the leader's processor, function, *arguments)`, that other threads of this process make
+    alongside the calling thread. Their results are never read, so no future is made for them, which would
+    take the leader 25 µs."""
     calls = SimpleQueue()
     for _ in range(max(os.cpu_count() or 1, torch.get_num_threads())):
         Thread(target=_help, args=(calls,), daemon=True, name="kvlab helper").start()
@@ -141,9 +144,9 @@ def _help(calls: SimpleQueue) -> None:
 
 
 def _apart(leader: int) -> bool:
-    """Whether this thread is on another processor than the leader's; it moves where it may. Linux wakes a
-    thread where it last ran: one that has been on the leader's processor would come back to it, keep the
-    leader from running for as long as its patience lasts, and leave, at every step."""
+    """Whether this thread runs on another processor than the leader; it moves there if it may. Linux wakes a
+    thread on the processor on which it last ran. A helper that once ran on the leader's processor would
+    return to it at every step, and keep the leader from running until it gives up."""
     if leader == NOWHERE or _processor() != leader:
         return True
     with suppress(OSError):  # of a system that lets nobody move
@@ -155,7 +158,7 @@ def _apart(leader: int) -> bool:
 
 
 def _processor() -> int:
-    """The number of the one on which this thread runs; `NOWHERE` on systems that do not say."""
+    """The number of the processor on which this thread runs; `NOWHERE` on systems that do not say."""
     return NOWHERE if sched_getcpu is None else sched_getcpu()
 
 

@@ -1,21 +1,20 @@
 """A decode step's attention over formats of many kinds, on a CPU: one kernel, compiled once for them all.
 
-As in `cpu.py`, but format, head dimension and groups are numbers that it is told: integers of 2 to 8 bits in
-planes, 4-bit floats in blocks, levels of a codebook, and what KIVI holds (K's scale and zero point of a
-channel for a block of tokens, V's of a token, and a window of recent tokens as they are). Every block of K,
-and then of V, is widened to fp32 once, for all query heads that share it, and stays in the processor's cache
-while they attend.
-Eight codes at a time move from planes into bytes, as parts of one 64-bit word; four, of 32 bits, where
-a head is no multiple of 64 channels.
+The kernel works as in `cpu.py`, but format, head dimension and groups are arguments. The formats are integers
+of 2 to 8 bits in planes, 4-bit floats in blocks, levels of a codebook, and KIVI: K with a scale and zero
+point for each channel of a block of tokens, V with those of each token, and a window of recent tokens in
+full. Each block of K, and then of V, is widened to fp32 once for all query heads that share it, and stays in
+the processor's cache while they attend. Codes are moved from planes into bytes eight at a time, in a 64-bit
+word; if the head dimension is no multiple of 64, four at a time in 32 bits.
 
 A layout (`sides.py` makes it of a store) is a `Side` of K and one of V, five numbers each: the form (bits of
-an integer, `NVFP4`, `MXFP4`, or `LEVELS` and the bits of a codebook), the channels that share a scale, the
-tokens that do (0: every token has its own), how many of these the first block lacks, and the tokens that are
-written; the others are in the window. Codes are given as words `[batch, kv_heads, tokens, width / 4]`, scales
-and zero points as bytes `[.., groups * 2]` of fp16, or `[.., groups]`; in the place of zero points a codebook
-has its levels, in fp32. The bits that are read are those of `store/int.py`, `planes.py`, `float4.py`,
-`codebook.py` and `kivi.py`, and so are those that are written, but for a codebook, which writes by itself. In
-loops over tokens whole arrays are indexed: a slice counts references, which takes longer than the token.
+an integer, `NVFP4`, `MXFP4`, or `LEVELS` plus the bits of a codebook), how many channels share a scale, how
+many tokens share it (0: every token has its own), how many of those tokens the first block lacks, and how
+many tokens are quantized; the others are in the window. Codes are words `[batch, kv_heads, tokens,
+width / 4]`. Scales and zero points are bytes: fp16 in `[.., groups * 2]`, or `[.., groups]`. A codebook has
+its levels, in fp32, in place of zero points. The kernel reads and writes the same bits as `store/int.py`,
+`planes.py`, `float4.py`, `codebook.py` and `kivi.py`; only a codebook writes its own tokens. Loops over
+tokens index whole arrays: numba counts references to a slice, which takes longer than the token.
 """
 
 # Compiled into this: fast/cpu.py 82bf6169, fast/lanes.py d873d228
@@ -48,9 +47,8 @@ def _number(scales, at, index):
 def _spread(bits, ones, eighth, words, token, i, spread, t):
     """Word i of every plane of a token -> words i, eighth + i, ... of its codes, one a byte.
 
-    A plane of w bits holds codes e to e + 1 eighths of the channels in its words (e % w) * eighth and on, for
-    every e below 8: in the lowest bits where e < w, above them for the next w, and so on.
-    """
+    For every e below 8, a plane of w bits holds the codes of the channels from e to e + 1 eighths in its
+    words from (e % w) * eighth on: in the lowest bits if e < w, above these for the next w, and so on."""
     word = words.dtype.type  # of 32 or 64 bits: what numba widens is cut back to it at once
     twos, fours = word(word(3) * ones), word(word(15) * ones)
     two = 4 * eighth if bits & 4 else 0  # where the planes of 2 bits, and of 1, begin
@@ -70,7 +68,7 @@ def _spread(bits, ones, eighth, words, token, i, spread, t):
 
 @njit(fastmath=FAST)
 def _unpack_words(bits, ones, words, at, size, spread):
-    """`_unpack`, in words of 32 or 64 bits; ones: one of them, with the lowest bit of every byte."""
+    """`_unpack`, in words of 32 or 64 bits. ones: a word in which the lowest bit of every byte is set."""
     eighth = spread.shape[1] // 8
     for t in range(size):
         for i in range(eighth):
@@ -112,14 +110,14 @@ def _small(code):
 
 @njit(inline="always", fastmath=FAST)
 def _step(form, byte):
-    """What the scale of a block of 4-bit floats stands for."""
+    """The value of the stored scale of a block of 4-bit floats."""
     return _value(E4M3, byte) if form == NVFP4 else np.int32(np.int32(byte) << 23).view(np.float32)
 
 
 @njit(fastmath=FAST)
 def _widen(side, words, scales, zeros, window, at, size, rows, spread, codes, steps, bases):
     """The numbers of `size` tokens from `at` on -> rows `[tokens, head_dim]`. side: see above; scales, zeros
-    (or none): of all tokens, or blocks. Room: spread, and the same as bytes, codes `[tokens, head_dim]`;
+    (or none): of every token or block. Buffers: spread, and the same as bytes, codes `[tokens, head_dim]`;
     steps and bases `[head_dim]` for the scales and zero points of a block."""
     form, group, span, short, written = side
     head_dim, block = rows.shape[1], -1
@@ -163,8 +161,8 @@ def _widen(side, words, scales, zeros, window, at, size, rows, spread, codes, st
 
 @njit(fastmath=False)
 def _write(form, group, x, words, scales, spread, codes):
-    """One token's K or V `[head_dim]` in its stored form; False for a value that the format refuses. Room:
-    spread, and the same as bytes, codes `[head_dim]`."""
+    """One token's K or V `[head_dim]` in its stored form; False for a value that the format refuses.
+    Buffers: spread, and the same as bytes, codes `[head_dim]`."""
     head_dim = x.shape[0]
     middle = np.float32(1 << (form - 1)) if form < NVFP4 else np.float32(0.0)  # the code of 0
     qmax = middle - np.float32(1.0)
@@ -200,7 +198,7 @@ def _write(form, group, x, words, scales, spread, codes):
 
 @njit(fastmath=False)
 def _put(x, row):
-    """One token's K or V as it is; False for a value that KIVI's blocks, whose scales are fp16, refuse."""
+    """Write one token's K or V in full; False for a value too large for the fp16 scales of KIVI's blocks."""
     for j in range(x.shape[0]):
         if not abs(x[j]) <= np.float32(65504.0):
             return False
@@ -210,7 +208,7 @@ def _put(x, row):
 
 @njit(fastmath=False)
 def _pack(bits, spread, words):
-    """The inverse of `_unpack`, of one token."""
+    """The inverse of `_unpack`, for one token."""
     eighth, at, done = spread.shape[0] // 8, 0, 0
     if bits == 8:
         for i in range(words.shape[0]):
@@ -301,7 +299,7 @@ def kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
 
 @njit(fastmath=FAST)
 def _dots(heads, q, s, rows, steps, size, scores):
-    """`dots` of so many heads and a block: how many must be known where it is compiled."""
+    """`dots` for a number of heads and a block; the number must be a constant when this is compiled."""
     width = rows.shape[1]
     if heads == 1:
         dots(F32, 1, 0, width, q, s, rows, steps, size, scores)
