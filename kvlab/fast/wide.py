@@ -17,7 +17,7 @@ its levels, in fp32, in place of zero points. The kernel reads and writes the sa
 tokens index whole arrays: numba counts references to a slice, which takes longer than the token.
 """
 
-# Compiled into this: fast/cpu.py 82bf6169, fast/lanes.py d873d228
+# Compiled into this: fast/cpu.py 5157b3ee, fast/lanes.py a2c6f345
 
 from __future__ import annotations
 
