@@ -27,7 +27,8 @@ from kvlab.measure.host import cores
 from ..core.digests import code_digest
 from ..core.errors import Failed, Problem
 from ..core.machine import versions
-from ..core.workers import Outcome, ours_first
+from ..core.ready import ours_first
+from ..core.workers import Outcome
 
 TRIES = 3
 TICK = 1.0  # seconds between looks at what is alive

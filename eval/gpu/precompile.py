@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from .. import PACKAGE
-from ..core.workers import ours_first
+from ..core.ready import ours_first
 
 CAPABILITY = 90  # of an H100
 WARP = 32

@@ -17,7 +17,7 @@ import time
 from importlib import import_module
 
 from ..core.errors import Failed, describe
-from ..core.workers import ours_first
+from ..core.ready import ours_first
 
 START = 180.0  # seconds in which a process must have imported everything
 MODULES = {  # stage -> its module
