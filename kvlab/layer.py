@@ -16,6 +16,7 @@ from .models import renumbered, rotation_of
 from .policy import View
 from .ranks import added
 from .reread import attend_again
+from .telling import blaming
 from .turns import keep_raw, wait
 from .visibility import Visibility
 
@@ -54,6 +55,7 @@ class Layer(Held):
         given, self._pending = Recorded(query, *self._pending, visibility, scaling, softcap, sinks), None
         return self._attend(given)
 
+    @blaming
     def _attend(self, given: Recorded) -> Tensor:
         """A prompt that is read again, a piece that waits for others, a whole prompt, or a pass on top of the
         tokens held, which compiled code may take."""
@@ -180,6 +182,7 @@ class Layer(Held):
         elif self.votes_later:
             self.note_queries()
 
+    @blaming
     def end_prefill(self) -> None:
         """The prompt has ended, after any number of passes: do what was held back."""
         if self.in_prompt and self.lengths:

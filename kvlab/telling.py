@@ -16,6 +16,30 @@ def is_ours(one: type) -> bool:
     return one.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
+def blaming(method: FunctionType) -> FunctionType:
+    """A method of a layer, whose errors name the policy of one's own that the layer has: kvlab's own code
+    works with what that left. Not those that say themselves what is wrong."""
+
+    @functools.wraps(method)
+    def called(layer, *given):
+        try:
+            return method(layer, *given)
+        except Exception as error:
+            said = (
+                isinstance(error, ValueError | torch.OutOfMemoryError) or type(error).__module__ != "builtins"
+            )
+            policies = [state.policy for state in (layer.keep, layer.store, layer.place)]
+            parts = [*policies, *(part for policy in policies for part in vars(policy).values())]
+            own = [
+                type(part).__name__ for part in parts if hasattr(part, "start") and not is_ours(type(part))
+            ]
+            if said or not own or str(error).startswith(f"the state of {own[0]}"):
+                raise
+            raise ValueError(f"{own[0]}, layer {layer.index}: {kind_and_line(error)}") from error
+
+    return called
+
+
 def telling(name: str, method: FunctionType) -> FunctionType:
     """The method, whose errors name it and its class in one line; a TypeError stays one, and any other error
     is the cause of a ValueError."""

@@ -7,7 +7,7 @@ import pytest
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, RKV, KVzip, SnapKV
+from kvlab.keep import H2O, RKV, ExpectedAttention, KVzip, LagKV, SnapKV
 from kvlab.place import Device, InfiniGen, OnDemand, Quest, TopK
 from kvlab.store import Int, Kivi
 
@@ -83,6 +83,29 @@ def test_an_error_in_ones_own_class_names_it(base, seed):
         else:
             assert len(calls) <= after, f"{name}: {type(error).__name__} was swallowed"
     assert met
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("base", [H2O, SnapKV, RKV, LagKV, ExpectedAttention])
+def test_what_fails_in_kvlabs_code_for_what_ones_own_class_left_out_names_it(base, seed):
+    """A class that takes part of its parent away, or hands it less than it was given."""
+    draw = random.Random(f"{base.__name__}{seed}")
+    name = draw.choice([one for one in ("observe", "note", "forget", "start") if hasattr(base, one)])
+    less = draw.choice([lambda x: x[..., 1:], lambda x: x[:1], lambda x: x.tolist(), lambda x: None])
+
+    def half(self, *given):
+        if name != "start":
+            given = [less(x) if hasattr(x, "tolist") else x for x in given]
+        found = getattr(base, name)(self, *given) if name == "start" or draw.random() < 0.6 else None
+        if name == "start":
+            found.refill({one: None for one in found.contents()})
+        return found
+
+    own = type("Own", (base,), {name: half, "reads_queries": True, "observes": True})
+    try:
+        used(tiny("llama"), {"keep": own(0.4)})
+    except (ValueError, TypeError) as told:
+        assert "Own" in str(told) and "\n" not in str(told), str(told)
 
 
 def test_the_class_itself_stays_as_it_was_written():
