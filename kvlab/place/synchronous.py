@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from ..parameters import check_number
 from ..policy import View
 from ..store.growing import Packed
 from .device import DeviceState
@@ -26,6 +27,9 @@ class HostState(DeviceState):
     def __init__(self, policy, layer):
         super().__init__(policy)
         self.fetch = policy.fetch.start(layer)
+        if getattr(self.fetch, "policy", None) is not policy.fetch:
+            kind = type(policy.fetch).__name__
+            raise ValueError(f"{kind}.start: expected the fetch's own state, Fetch.start(layer)")
 
     def view(self, layer) -> View:
         """The layer as the fetch policy sees it."""
@@ -62,9 +66,11 @@ class HostState(DeviceState):
         return query.shape[2] > 1 or layer.in_prompt
 
     def resident_bytes(self, layer) -> int:
-        if not layer.lengths or not (share := self.policy.fetch.resident(self.view(layer))):
-            return 0
-        return round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
+        share = self.policy.fetch.resident(self.view(layer)) if layer.lengths else 0
+        check_number("resident", share, lambda x: 0 <= x <= 1, "the share of K and V on the device, 0 to 1")
+        return (
+            0 if not share else round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
+        )
 
     def on_device(self, layer) -> bool:
         """Whether this pass needs no transfer."""

@@ -124,3 +124,20 @@ def test_a_step_that_fetches_nothing_attends_to_itself():
         stepper.feed(prompt(12))
         said.append(stepper.feed(prompt(1)))
     assert torch.allclose(*said, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["policy", "resident"])
+def test_a_fetch_of_ones_own_with_another_state_or_no_share(wrong):
+    class Own(kvlab.place.TopK):
+        def start(self, layer):
+            state = super().start(layer)
+            state.policy = state.policy if wrong == "resident" else range(3)
+            return state
+
+        def resident(self, layer):
+            return range(3)
+
+    with pytest.raises(ValueError, match=r"^(Own\.start|resident=range\(0, 3\)): expected [^\n]*$"):
+        cache = kvlab.KVCache(tiny("llama"), place=kvlab.place.Host(Own()))
+        kvlab.Stepper(tiny("llama"), cache).feed(prompt(12))
+        cache.stats()
