@@ -22,6 +22,9 @@ KINDS = {
 }  # fmt: skip
 ROW = {"metric": str, "value": NUMBER, "stderr": NUMBER, "n": NUMBER}  # of `metrics`
 
+SAMPLE = ("doc_id", "question", "gold", "answer", "right")  # what every line of samples has
+LINE = {"doc_id": int, "question": str, "right": NUMBER, "choices": list, "evidence": list}
+
 
 def written(cell: dict) -> bytes:
     """The text of a cell's file."""
@@ -50,6 +53,20 @@ def parsed(data: bytes) -> dict:
             raise ValueError(f"a row of metrics has no {missing[0]}")
         _check(row, ROW)
     return cell
+
+
+def check_sample(line) -> None:
+    """ValueError for what is no line of samples (`eval/accuracy/samples.py`)."""
+    if not isinstance(line, dict) or not line.keys() >= {*SAMPLE}:
+        raise ValueError(f"a line lacks one of {', '.join(SAMPLE)}")
+    _check(line, LINE)
+    for one in line.get("evidence", ()):
+        shares = one.get("held") if isinstance(one, dict) else None
+        texts = one["tokens"] if isinstance(shares, list) and isinstance(one.get("tokens"), list) else None
+        if texts is None or len(texts) != len(shares):
+            raise ValueError(f"evidence holds {str(one)[:20]!r}")
+        if strange := [share for share in shares if not isinstance(share, NUMBER[:2]) or not 0 <= share <= 1]:
+            raise ValueError(f"evidence was held to {str(strange[0])[:20]!r}")
 
 
 def _check(cell: dict, kinds: dict) -> None:

@@ -26,14 +26,13 @@ from pathlib import Path
 
 from kvlab.parameters import from_json
 
-from .cells import FIELDS, parsed, written
+from .cells import FIELDS, check_sample, parsed, written
 from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
 from .files import Folder, Remote, finite, folder_at, write_json
 
 RUN = "run.json"  # the command that made the folder
 NAMED = ("model", "method", "task", "config")  # what a cell's file is named by
-SAMPLE = ("doc_id", "question", "gold", "answer", "right")  # what every line of samples has
 
 
 class Store:
@@ -107,8 +106,8 @@ class Store:
         name = f"{self.name(*(cell[key] for key in NAMED))}l"
         try:
             lines = [from_json(line) for line in (self.logs.read(name) or b"").splitlines()]
-            if not all(isinstance(line, dict) and line.keys() >= {*SAMPLE} for line in lines):
-                raise ValueError(f"a line lacks one of {', '.join(SAMPLE)}")
+            for line in lines:
+                check_sample(line)
         except (OSError, ValueError) as error:
             self.warn(f"damaged samples {shown(name)}: {one_line(error)}; they are left out")
             return []

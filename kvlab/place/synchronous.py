@@ -68,9 +68,8 @@ class HostState(DeviceState):
     def resident_bytes(self, layer) -> int:
         share = self.policy.fetch.resident(self.view(layer)) if layer.lengths else 0
         check_number("resident", share, lambda x: 0 <= x <= 1, "the share of K and V on the device, 0 to 1")
-        return (
-            0 if not share else round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
-        )
+        held = self.bytes_of(layer, [layer.store.length] * len(layer.lengths)) if share else 0
+        return round(share * held)
 
     def on_device(self, layer) -> bool:
         """Whether this pass needs no transfer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from stored import reported
@@ -68,3 +69,18 @@ def test_the_page_is_whole_and_says_what_was_held(store):
     assert '<span style="--part:0.71" title="50 % held"> &lt;b&gt;</span>' in page
     assert '<span class="gone" style="--part:0.0" title="0 % held"> fox</span>' in page
     assert "50 % held</small>" in page
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_line_that_says_another_kind_of_thing_costs_only_its_own_samples(store, seed):
+    draw, name = random.Random(seed), "int4"
+    file = next(path for path in store.out.rglob("*.jsonl") if path.name.startswith(name))
+    lines = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()]
+    wrong = draw.choice(["x", [1], {"a": 1}, [{"tokens": ["a"], "held": [-1.0]}], [{"held": [0.5]}], [None]])
+    field = draw.choice(["doc_id", "right", "evidence", "question"])
+    draw.choice(lines)[field] = wrong
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    if field == "question" and wrong == "x":
+        return
+    told = write(store)[-1]
+    assert name not in told[0]["answers"] and "full" in told[0]["answers"]
