@@ -17,7 +17,7 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-from kvlab.parameters import from_json
+from kvlab.parameters import from_json, shown
 
 from .errors import Problem, one_line
 
@@ -59,11 +59,17 @@ def read(path: str) -> dict:
     import yaml
 
     try:
-        said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        said = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Problem(f"--config {path}: {one_line(error)}") from error
     if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
         raise Problem(f"--config {path}: expected options, as name: value")
+    names = [name.value for name, _ in yaml.compose(text).value]
+    if twice := [name for name in said if names.count(name) > 1]:
+        raise Problem(f"--config {path}: it says {shown(twice[0])} twice")
+    if not isinstance(said.get(RUN, ""), str):
+        raise Problem(f"--config {path}: {RUN}: {shown(said[RUN])}: expected a word, such as accuracy")
     return said
 
 

@@ -101,6 +101,8 @@ def test_a_file_says_folders_too(tmp_path):
         ("limit: 3\n", "it does not say what to run"),
         ("run: accuracy\nbugdets: 3\n", "unrecognized arguments: --bugdets=3"),
         ("run: accuracy\nlimit: many\n", "--limit"),
+        ("run: accuracy\nlimit: 3\nlimit: 4\n", "it says 'limit' twice"),
+        *((f"run: {one}\n", "expected a word") for one in (".nan", "true", "[[1]]", "{a: 1}", "2001-01-01")),
         (None, "No such file"),
     ],
 )
