@@ -85,6 +85,8 @@ def checks(spec: Spec) -> list[Check]:
         off = Spec(spec.name, spec.method, spec.method.parameters)
         found[0] = "runs, outputs of the right shape and finite", found[0][1]
         found[2] = "without its settings it is full", lambda: equal(model, off, rows[:1])
+        if spec.parameters.get("keep") and "budget" in spec.parameters:
+            found.insert(2, ("budget", lambda: fewer(model, spec, rows[0], spec.parameters["budget"])))
         return found
     budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
     evicts = any(layer.keep.policy.evicts for layer in getattr(make_cache(model, spec), "attending", ()))
@@ -141,6 +143,17 @@ def within(model, spec: Spec, row: list[int], budget) -> str:
     limit = resolve_budget(budget, prompt.shape[1])
     assert held <= limit, f"{held:g} tokens a head are held after the prompt, of {limit} at most"
     return f"{held:g} of {prompt.shape[1]} tokens a head are held after the prompt, of {limit} at most"
+
+
+def fewer(model, spec: Spec, row: list[int], budget) -> str:
+    """A whole cache lets tokens of the prompt go, if its budget is less than the prompt."""
+    reader = begun(model, spec)
+    reader.feed(torch.tensor([row[:-STEPS]]), last=True)
+    stats = reader.cache.stats()
+    held, seen = stats.tokens_held, stats.tokens_seen
+    limit = seen if budget == 1 else resolve_budget(budget, seen)
+    assert held < seen or limit >= seen, f"all of {seen} tokens are held after the prompt, with {budget=}"
+    return f"{held} of {seen} tokens are held after the prompt"
 
 
 def padded(model, spec: Spec, rows: list[list[int]]) -> str:

@@ -137,7 +137,8 @@ top of a learner's notebook (the numbers that Jupyter shows there after *Restart
 5 minutes. The solved notebooks lack the cells in which learners answer *Predict* and *Quiz*: there all later
 numbers are lower. A section or exercise that is not named stays for home: run its cells when you pass them,
 and say nothing, since later cells use what they define. *Late?* names what to leave out first, and the
-minutes it saves; never leave out *Predict* or *When it does not help*.
+minutes it saves; never leave out *Predict* or *When it does not help* of a
+mechanism that you teach.
 
 **The clock.** {WORDS} words and {LINES} lines of code in a minute, half a minute to run a cell, one for each
 figure, two for the hands at *Predict*, a fifth more for questions. At a small gap a middle learner takes

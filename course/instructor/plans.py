@@ -103,13 +103,15 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "12:00",
             (
                 Pause(
-                    "arrivals; everyone opens `page.html`, in which a model runs without any installation", 20
+                    "arrivals; everyone opens `page.html`, in which a model runs without any installation; "
+                    "meanwhile `sh start.sh --check` on every machine",
+                    20,
                 ),
-                Pause("the talk, `slides/talk.html`; meanwhile `sh start.sh --check` on every machine", 20),
                 SHORT_START,
                 FEW_BYTES,
                 BREAK,
                 KEPT,
+                Pause("the talk, `slides/talk.html`: what was done, and what else there is", 20),
                 Pause("what next: chapters 1, 4 and 6 at home", 3),
             ),
         )

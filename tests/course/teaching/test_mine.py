@@ -215,6 +215,19 @@ def test_the_doctor_says_what_is_wrong_with_a_whole_cache(kind, said, capsys):
     assert any(said in line for line in wrong), wrong
 
 
+class Hoards(mine.Cache):
+    """Its rule names every token, whatever the budget."""
+
+    def snapkv(self, layer, q):
+        return torch.arange(self.K[layer].shape[1]).expand(len(self.K[layer]), -1)
+
+
+def test_the_doctor_says_that_a_whole_cache_lets_nothing_go(capsys):
+    assert trial.run(f"{__name__}.Hoards:keep=snapkv,budget=0.4") == 1
+    assert "[!!] budget: all of 90 tokens are held after the prompt" in capsys.readouterr().out
+    assert trial.run(f"{__name__}.Hoards:keep=snapkv,budget=1") == 0  # nothing has to go
+
+
 def test_the_doctor_names_the_settings_of_a_whole_cache():
     with pytest.raises(ValueError, match="has no parameter 'bit', did you mean bits"):
         trial.run("course.teaching.mine.Cache:bit=4")
