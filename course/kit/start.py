@@ -110,18 +110,25 @@ def long_paths() -> bool:
 
 def explain(said: str) -> str:
     """One line for what pip said when it failed."""
+    served = os.environ.get("PIP_FIND_LINKS", "") if os.environ.get("PIP_NO_INDEX") else ""
     if re.search(r"No space left|Errno 28|not enough space on the disk", said):
         return "The disk is full: make room (3.2 GB) and start again."
     unreached = r"NewConnectionError|NameResolution|getaddrinfo|Max retries|Network is unreachable|ProxyError"
     unreached += r"|timed out|ConnectionError|Connection refused|SSLError|CERTIFICATE"
     if lost := re.search(rf"(?m)^.*(?:{unreached}).*", said):
-        host = unanswered(lost[0], said)
+        host = unanswered(lost[0], said) or served
         where = f" ({host} does not answer)" if host else ""
         return (
             f"No network, or a proxy in between{where}: connect and start again, or ask for the stick "
             "(a copy of this folder with setup/wheels in it)."
         )
     missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
+    conflict = re.search(r"Cannot install ([^\s;,]+).* because", said)  # pinned ones
+    if served and "--no-index" not in said and (missing or conflict):
+        return (
+            f"{served} has no {(missing or conflict)[1]} for this machine: fill that folder with --stick on "
+            "a machine of this kind, or start without PIP_NO_INDEX to download it instead."
+        )
     if "--no-index" in said and "ResolutionImpossible" in said:
         return "setup/wheels was filled for another kit: remove that folder, or fill it again with --stick."
     if missing and "--no-index" in said:

@@ -120,7 +120,7 @@ function draw() {
   const rows = one ? [state.layer * HEADS + state.head] : Array.from({ length: LAYERS * HEADS }, (_, row) => row);
   drawAnswer(run, full, asked);
   drawStep(run, at);
-  $("tokens-about").textContent = (one ? `As layer ${state.layer}, head ${state.head} has them. ` : "As all 64 heads together have them. ")
+  $("tokens-about").textContent = (one ? `Shown for layer ${state.layer}, head ${state.head}. ` : "Shown for all 64 heads together. ")
     + "Strong colour: many heads read it. A bar: attention from the newest token. Press a token to evict it.";
   tokens.draw(run, step, rows, asked.evicted, places);
   $("restore").hidden = asked.evicted.length === 0;
@@ -146,7 +146,7 @@ function drawAnswer(run, full, { question, method, evicted }) {
 function drawStep(run, at) {
   const step = run.steps[at], all = step.seen * LAYERS * HEADS * 256, after = at - firstStep(run);
   Object.assign($("step"), { max: run.steps.length - 1, value: at });
-  const what = at === 0 ? `${run.context} tokens have been read` : after < 0 ? "the question has been read, but for its last token"
+  const what = at === 0 ? `${run.context} tokens have been read` : after < 0 ? "the question has been read, except its last token"
     : `“${run.words[step.seen - 1].trim() || "⏎"}” was fed, “${run.words[step.seen]?.trim() || "⏎"}” comes next`;
   $("step-said").textContent = `${at + 1} of ${run.steps.length}: ${what}.`;
   $("step").setAttribute("aria-valuetext", what);

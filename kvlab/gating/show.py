@@ -87,8 +87,8 @@ def below(gate) -> list[str]:
     if gate.tokens:
         lines.append(
             f"Formats: {gate.tokens} tokens decoded; safe: surely below {SAFE:g} nats a token from the full "
-            f"cache, breaks: surely above {BREAKS:g}; scores move: by so many nats beside each other, in the "
-            "layer where it is most, before any token is decoded"
+            f"cache, breaks: surely above {BREAKS:g}; scores move: by how many nats rounding "
+            "the keys changes the scores, in the layer where it changes them most; known before decoding"
         )
     if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
@@ -102,7 +102,8 @@ def below(gate) -> list[str]:
     else:
         over = sum(line.why == OVER for line in gate.lines)
         more = f", or give more minutes: {over} methods were not tried" if over else ""
-        lines.append(f"Nothing was found to be safe: keep the full cache{more}")
+        found = "Nothing was found to be safe" if over < len(gate.lines) else "No method was tried"
+        lines.append(f"{found}: keep the full cache{more}")
     if plain := [name for name in safe if ":" not in name]:
         lines.append(elsewhere(plain))
     return lines

@@ -10,7 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import types
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -148,3 +152,53 @@ def test_damage_is_seen(start, tmp_path):
     assert asked() == 0
     (tmp_path / "torch.py").unlink()
     assert asked() == 4
+
+
+@pytest.mark.parametrize("said", [
+    "ERROR: No matching distribution found for matplotlib==3.11.2",
+    "ERROR: Cannot install matplotlib==3.11.2 because these package versions have conflicting dependencies.\n"
+    "ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/",
+])  # fmt: skip
+def test_a_served_folder_without_a_wheel_is_named(start, monkeypatch, said):
+    """The room's server (docs/instructor_guide.md) is told to pip by variables alone."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "http://192.168.0.5:8000")
+    assert start.explain(said).startswith("http://192.168.0.5:8000 has no matplotlib==3.11.2 for this")
+
+
+def test_a_server_that_is_gone_is_named(start, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "http://192.168.0.5:8000")
+    said = "WARNING: Retrying after connection broken by 'NewConnectionError(Connection refused)': /\n"
+    assert "(http://192.168.0.5:8000 does not answer)" in start.explain(said)
+
+
+def test_the_recipe_of_the_wheel_server(start, setup, monkeypatch):
+    """docs/instructor_guide.md: pip takes all wheels from the instructor's laptop, torch's +cpu too."""
+    wheels = setup / "served"
+    wheels.mkdir()
+    for name, version in (("torch", "2.13.0+cpu"), ("transformers", "5.23.0")):
+        with zipfile.ZipFile(wheels / f"{name}-{version}-py3-none-any.whl", "w") as file:
+            info = f"{name}-{version}.dist-info"
+            file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr(f"{info}/RECORD", "")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")
+    (setup / "requirements-torch.txt").write_text(
+        "--extra-index-url https://download.pytorch.org/whl/cpu\ntorch==2.13.0+cpu\n"
+    )
+    handler = partial(SimpleHTTPRequestHandler, directory=wheels)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}")
+        into = ["install", "--target", str(setup / "into"), *start.source(setup)]
+        start.pip(Path(sys.executable), *into, *start.torch(setup, False))
+        start.pip(Path(sys.executable), *into, "transformers==5.23.0")
+        with pytest.raises(SystemExit, match=r"http://127.0.0.1:\d+ has no numpy==2.4.6 for this machine"):
+            start.pip(Path(sys.executable), *into, "numpy==2.4.6")
+        server.shutdown()
+    assert {"torch", "transformers"} <= {one.name.partition("-")[0] for one in (setup / "into").iterdir()}
