@@ -41,6 +41,13 @@ from .check.exercise import Exercise
 
 WINDOW, BLOCK = 16, 32  # the queries that SnapKV asks; the tokens that share a scale in KIVI
 PLAIN = 32  # bits of a number as the workshop model computes it
+SETTINGS = {  # of a cache: what fits, in words
+    "bits": (lambda x: x in (0, *range(2, 9)), "0, or 2 to 8"),
+    "page": (lambda x: type(x) in (int, bool) and x >= 0, "a number of tokens"),
+    "pages": (lambda x: type(x) in (int, bool) and x >= 0, "a number of pages"),
+    "fetch": (lambda x: isinstance(x, int | float) and 0 <= x <= 1, "a part from 0 to 1"),
+    "budget": (lambda x: isinstance(x, int | float) and x > 0, "tokens, or their part"),
+}
 
 
 class Cache:
@@ -65,6 +72,13 @@ class Cache:
     @classmethod
     def begun(cls, model) -> Reader:
         """What feeds a text to a model through a fresh cache, as `kvlab doctor --method` does."""
+        for name, (fits, expected) in SETTINGS.items():
+            if not fits(value := getattr(cls, name)):
+                raise ValueError(f"{name}={value!r}: expected {expected}")
+        if cls.keep is not None and not hasattr(cls, str(cls.keep)):
+            raise ValueError(f"keep={cls.keep!r}: expected snapkv, norm_score or a method of your class")
+        if cls.pages and not cls.page:
+            raise ValueError("pages are read where there are pages: page=16,pages=4")
         cache = cls()
         if cache.fetch and cache.turns is None:
             cache.turns = skew(model)

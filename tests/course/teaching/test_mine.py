@@ -233,6 +233,14 @@ def test_the_doctor_names_the_settings_of_a_whole_cache():
         trial.run("course.teaching.mine.Cache:bit=4")
 
 
+@pytest.mark.parametrize(
+    "odd", ("bits=abc", "bits=1", "fetch=2", "budget=-1", "page=0.5", "pages=4", "keep=no")
+)
+def test_the_doctor_refuses_settings_that_no_cache_has(odd, capsys):
+    assert trial.run(f"course.teaching.mine.Cache:{odd}") == 1
+    assert "expected" in (told := capsys.readouterr().out) or "page=16" in told
+
+
 def test_what_was_rounded_is_not_rounded_again():
     cache, rows = type("Rounds", (mine.Cache,), {"bits": 2})(), torch.randn(2, 3, 101, 16)
     for start, end in [(0, 90), *((at, at + 1) for at in range(90, 101))]:
