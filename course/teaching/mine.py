@@ -43,8 +43,8 @@ WINDOW, BLOCK = 16, 32  # the queries that SnapKV asks; the tokens that share a 
 PLAIN = 32  # bits of a number as the workshop model computes it
 SETTINGS = {  # of a cache: what fits, in words
     "bits": (lambda x: x in (0, *range(2, 9)), "0, or 2 to 8"),
-    "page": (lambda x: type(x) in (int, bool) and x >= 0, "a number of tokens"),
-    "pages": (lambda x: type(x) in (int, bool) and x >= 0, "a number of pages"),
+    "page": (lambda x: isinstance(x, int) and x >= 0, "a number of tokens"),
+    "pages": (lambda x: isinstance(x, int) and x >= 0, "a number of pages"),
     "fetch": (lambda x: isinstance(x, int | float) and 0 <= x <= 1, "a part from 0 to 1"),
     "budget": (lambda x: isinstance(x, int | float) and x > 0, "tokens, or their part"),
 }
