@@ -109,11 +109,16 @@ def test_what_transformers_passes_over_is_named(tmp_path, name, content):
 
 
 def test_a_text_of_other_tokens_is_noticed(tmp_path):
-    """merges.txt lacks its end, or lines; or an empty template makes every chat empty."""
+    """merges.txt lacks its end, or lines, or one line that later ones need; a template is empty or cut."""
     folder = shutil.copytree(models.EMBEDDED["workshop"], tmp_path / "model")
     (folder / "chat_template.jinja").write_text(" ")
     with pytest.raises(ValueError, match=r"chat_template\.jinja is empty"):
         kvlab.load(folder)
+    said = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+    for end in random.Random(6).sample(range(1, len(said) - 1), 6):
+        (folder / "chat_template.jinja").write_text(said[:end])
+        with pytest.raises(ValueError, match=r"^no tokenizer could be loaded from [^\n]*whole"):
+            kvlab.load(folder)
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     kvlab.load()[1].backend_tokenizer.model.save(str(folder))
@@ -126,6 +131,12 @@ def test_a_text_of_other_tokens_is_noticed(tmp_path):
         less = lines[: -len(lost)] if seed % 2 else [x for at, x in enumerate(lines) if at not in lost]
         (folder / "merges.txt").write_text("\n".join(less), encoding="utf-8")
         with pytest.raises(ValueError, match=r"^no (model|tokenizer) could be loaded from [^\n]*whole"):
+            kvlab.load(folder)
+    parts = {part for line in lines[1:] for part in line.split(" ")}
+    needed = [at for at, line in enumerate(lines) if line.replace(" ", "") in parts]
+    for at in random.Random(7).sample(needed, 4):
+        (folder / "merges.txt").write_text("\n".join(lines[:at] + lines[at + 1 :]), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"merges\.txt: no line before .* makes"):
             kvlab.load(folder)
 
 

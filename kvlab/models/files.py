@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..errors import first_line
-from ..parameters import check_file
+from ..parameters import check_file, shown
 
 SUMS = "sha256.txt"
 # What transformers passes over without a word when it cannot read it: end tokens, penalties, special tokens.
@@ -91,7 +91,8 @@ def damage(folder: Path) -> str | None:
 
 def check_said(folder: Path) -> None:
     """ValueError naming the first of `SAID` that is there and is no JSON object, a chat template that is
-    empty, or merges that do not make a vocabulary's words: a text would become other tokens."""
+    empty, or merges that do not make their own parts or a vocabulary's words: a text would become other
+    tokens."""
     for file in (folder / name for name in SAID):
         if not os.path.lexists(file):
             continue
@@ -106,7 +107,13 @@ def check_said(folder: Path) -> None:
     if template.is_file() and not template.read_text(encoding="utf-8").strip():
         raise ValueError(f"{template.name} is empty")
     if words.is_file() and merges.is_file() and not (folder / "tokenizer.json").exists():
-        made = {line.replace(" ", "") for line in merges.read_text(encoding="utf-8").splitlines()}
+        made = set()
+        for line in merges.read_text(encoding="utf-8").splitlines():
+            parts = line.split(" ")
+            for part in parts if len(parts) == 2 and not line.startswith("#version") else ():
+                if len(part.removesuffix("</w>")) > 1 and part not in made:  # "</w>" ends a word's last letter
+                    raise ValueError(f"{merges.name}: no line before {line!r} makes {shown(part)}")
+            made.add("".join(parts))
         known = json.loads(words.read_text(encoding="utf-8"))
         lost = [word for word in known if len(word) > 1 and word not in made]
         if len(lost) > max(UNMADE, len(known) // 500):

@@ -87,6 +87,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         raise _none("tokenizer", source, error) from error
     if not set(tokenizer.get_vocab()).difference(tokenizer.all_special_tokens):
         raise _none("tokenizer", source, ValueError("it knows no words"))
+    _check_templates(source, tokenizer)
     bars = logging.is_progress_bar_enabled()
     try:
         if source is not name_or_path:
@@ -114,6 +115,20 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     model = prepare((model if where else model.to(device)).eval())
     _tokenizers[model] = tokenizer
     return model, tokenizer
+
+
+def _check_templates(source, tokenizer) -> None:
+    """ValueError for a chat template that is cut: it would end a chat much later."""
+    from jinja2 import TemplateSyntaxError
+
+    given = tokenizer.chat_template
+    for template in given.values() if isinstance(given, dict) else [given] if given else []:
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "x"}], template, tokenize=False)
+        except TemplateSyntaxError as error:
+            raise _none("tokenizer", source, error) from error
+        except Exception:  # what a whole template says of this chat is said when somebody chats
+            continue
 
 
 def _none(what: str, source, error: Exception) -> ValueError:
