@@ -66,6 +66,7 @@ class Held(CacheLayerMixin):
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: the slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
+        self.dtype: torch.dtype | None = None  # of the passes, once there was one
         self.scored: float | None = None  # of the prompt's kept tokens, the share chosen by score
         self.later = False  # whether a later turn is open, not the first prompt
         self.raw, self.waits = None, False  # inputs of the pieces, and whether they still have to be written

@@ -47,6 +47,12 @@ class Layer(Held):
             raise ValueError(
                 f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
             )
+        if self.seen and self.dtype not in (None, query.dtype):
+            raise ValueError(
+                f"layer {self.index}: K is {query.dtype}, but the cache was filled in {self.dtype}: "
+                "make a new one"
+            )
+        self.dtype = query.dtype
         if not visibility.known:
             raise ValueError(
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "

@@ -275,3 +275,17 @@ def test_large_keys_in_fp64_cost_no_digits(spec):
     pieces = [ids[:, :20], *ids[:, 20:].split(1, 1)] if spec in SAME.values() else [ids]
     found = torch.cat([stepper.feed(piece) for piece in pieces], 1)
     assert (found - right).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("spec", [spec for spec in (*EACH, *LINKED) if spec != "recompute"])
+def test_a_cache_is_of_one_dtype(spec):
+    """Else some methods would go on with rounded keys, and others end with torch's own error."""
+    draw = random.Random(spec)
+    first, later = draw.sample((torch.float32, torch.bfloat16, torch.float64), 2)
+    model = copy.deepcopy(tiny("llama")).to(first)
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(prompt(20, 2))
+    stepper.feed(prompt(1, 2))
+    model.to(later)
+    with pytest.raises(ValueError, match=r"layer 0: K is torch\.\w+, but the cache was filled in torch\.\w+"):
+        stepper.feed(prompt(draw.choice((1, 3)), 2))

@@ -111,7 +111,9 @@ def check_said(folder: Path) -> None:
         for line in merges.read_text(encoding="utf-8").splitlines():
             parts = line.split(" ")
             for part in parts if len(parts) == 2 and not line.startswith("#version") else ():
-                if len(part.removesuffix("</w>")) > 1 and part not in made:  # "</w>" ends a word's last letter
+                if (
+                    len(part.removesuffix("</w>")) > 1 and part not in made
+                ):  # "</w>" ends a word's last letter
                     raise ValueError(f"{merges.name}: no line before {line!r} makes {shown(part)}")
             made.add("".join(parts))
         known = json.loads(words.read_text(encoding="utf-8"))
