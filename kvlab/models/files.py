@@ -89,10 +89,10 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def check_said(folder: Path) -> None:
+def check_said(folder: Path, special: set[str]) -> None:
     """ValueError naming the first of `SAID` that is there and is no JSON object, a chat template that is
     empty, or merges that do not make their own parts or a vocabulary's words: a text would become other
-    tokens."""
+    tokens. special: the tokenizer's words that need no merge."""
     for file in (folder / name for name in SAID):
         if not os.path.lexists(file):
             continue
@@ -107,16 +107,23 @@ def check_said(folder: Path) -> None:
     if template.is_file() and not template.read_text(encoding="utf-8").strip():
         raise ValueError(f"{template.name} is empty")
     if words.is_file() and merges.is_file() and not (folder / "tokenizer.json").exists():
-        made = set()
-        for line in merges.read_text(encoding="utf-8").splitlines():
-            parts = line.split(" ")
-            for part in parts if len(parts) == 2 and not line.startswith("#version") else ():
-                if (
-                    len(part.removesuffix("</w>")) > 1 and part not in made
-                ):  # "</w>" ends a word's last letter
-                    raise ValueError(f"{merges.name}: no line before {line!r} makes {shown(part)}")
-            made.add("".join(parts))
-        known = json.loads(words.read_text(encoding="utf-8"))
-        lost = [word for word in known if len(word) > 1 and word not in made]
-        if len(lost) > max(UNMADE, len(known) // 500):
-            raise ValueError(f"{merges.name} makes none of {len(lost)} words of {words.name}: it is cut")
+        _check_words(json.loads(words.read_text(encoding="utf-8")), merges, special)
+
+
+def _check_words(ids: dict[str, int], merges: Path, special: set[str]) -> None:
+    """ValueError for merges that lack a line or words that share an id. special: words that need no merge."""
+    if len(set(ids.values())) < len(ids):
+        raise ValueError("vocab.json gives two words one id")
+    made = set(special)
+    for line in merges.read_text(encoding="utf-8").splitlines():
+        parts = line.split(" ")
+        for part in parts if len(parts) == 2 and not line.startswith("#version") else ():
+            if len(part.removesuffix("</w>")) > 1 and part not in made:  # "</w>" ends a word's last letter
+                raise ValueError(f"{merges.name}: no line before {line!r} makes {shown(part)}")
+        made.add("".join(parts))
+    lost = [word for word in ids if len(word) > 1 and word not in made]
+    for word in lost:
+        if any(word[:at] in ids and word[at:] in ids for at in range(1, len(word))):
+            raise ValueError(f"{merges.name}: no line makes {shown(word)}")
+    if len(lost) > max(UNMADE, len(ids) // 500):
+        raise ValueError(f"{merges.name} makes none of {len(lost)} words of vocab.json: it is cut")

@@ -99,7 +99,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
         folder = Path(cached_file(source, "config.json")).parent  # of a hub id, what has come of it
-        check_said(folder)
+        check_said(folder, set(tokenizer.get_added_vocab()))
         plain = getattr(said, "quantization_config", None) is None
         if plain and (name := whole_numbers(folder, model)):
             raise ValueError(f"{name!r} holds whole or complex numbers, but config.json no quantization")
