@@ -114,15 +114,18 @@ def _check_words(ids: dict[str, int], merges: Path, special: set[str]) -> None:
     """ValueError for merges that lack a line or words that share an id. special: words that need no merge."""
     if len(set(ids.values())) < len(ids):
         raise ValueError("vocab.json gives two words one id")
-    made = set(special)
+    made, of_bytes = (
+        set(special),
+        "Ġ" in ids,
+    )  # the space of tokenizers of bytes, where a merge follows its parts
     for line in merges.read_text(encoding="utf-8").splitlines():
         parts = line.split(" ")
-        for part in parts if len(parts) == 2 and not line.startswith("#version") else ():
-            if len(part.removesuffix("</w>")) > 1 and part not in made:  # "</w>" ends a word's last letter
+        for part in parts if len(parts) == 2 and of_bytes and not line.startswith("#version") else ():
+            if len(part) > 1 and part not in made:
                 raise ValueError(f"{merges.name}: no line before {line!r} makes {shown(part)}")
         made.add("".join(parts))
     lost = [word for word in ids if len(word) > 1 and word not in made]
-    for word in lost:
+    for word in lost if of_bytes else ():
         if any(word[:at] in ids and word[at:] in ids for at in range(1, len(word))):
             raise ValueError(f"{merges.name}: no line makes {shown(word)}")
     if len(lost) > max(UNMADE, len(ids) // 500):
