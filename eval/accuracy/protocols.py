@@ -13,9 +13,9 @@ INSIDE, FIRST, MANY, REUSE = "question-inside", "context-first", "many-questions
 PROTOCOLS = {
     INSIDE: "a prompt and its question are prefilled and compressed together, so a method may look at the "
     "question when it chooses",
-    FIRST: "the context alone is prefilled and compressed; the question follows at its true positions, in "
-    "one pass except for its last token, for which a place on the host is read whole; that token and the "
-    "answer go through the cache one by one",
+    FIRST: "the context alone is prefilled and compressed; the question follows at its true positions in "
+    "one pass, which reads a cache on the host whole; its last token and the answer go through the cache one "
+    "by one",
     MANY: "one context is compressed once, and every question on it is asked of a fork: accuracy per "
     "question, cost per context",
     REUSE: "the context is compressed with another question on it inside; what stays of the context is then "
@@ -24,7 +24,7 @@ PROTOCOLS = {
 ONCE, EVERY_STEP = "once", "every-step"
 EVICT = {  # what a keep does with what comes after the prompt
     ONCE: "what comes after the compression is held on top of the budget and evicts nothing of the context",
-    EVERY_STEP: "a keep that evicts at every step by definition does so, within its budget",
+    EVERY_STEP: "a method that evicts at every step by definition does so, within its budget",
 }
 
 

@@ -186,6 +186,7 @@ def score(
     return told | {
         "metrics": metrics,
         "values": values,
+        "output_type": task.OUTPUT_TYPE,
         "chance": chance(task, choices),
         "bytes": lm.meter.means(),
         "scored": lm.meter.scored,

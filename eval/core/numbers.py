@@ -11,6 +11,12 @@ def is_share(metric: dict) -> bool:
     return metric["higher_is_better"] and (name in SHARES or name.isdecimal())
 
 
+def spread(row: dict) -> str:
+    """A metric's standard error as it is printed beside the value."""
+    error = row["stderr"] or 0
+    return f"{100 * error:.1f}" if is_share(row) else f"{error:.2g}" if error < 100 else f"{error:.0f}"
+
+
 def shown(row: dict) -> str:
     """A metric's value as it is printed: shares in per cent with one decimal."""
     if row["value"] is None:

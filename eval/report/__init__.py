@@ -83,7 +83,7 @@ def _write(
         print_tables(group, console, every_two=against == ALL)
     made = [page] if form == "html" else [page, formats.write(form, found, figures, store.out)]
     if asked:
-        more = f" (first the {asked[1]} documents that {base} gets right and another method gets wrong)"
+        more = f" (first those that {base} gets right and another method gets wrong: {asked[1]})"
         first = more if asked[1] else ""
         console.print(f"answers: {store.home.at(asked[0].name)}{first}", soft_wrap=True, markup=False)
     console.print(f"report: {store.home.at(made[-1].name)}", soft_wrap=True, markup=False)

@@ -12,13 +12,14 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.table import Table as Grid
 
+from ..accuracy.agreement import DECODED, PROMPT
 from ..accuracy.taskset import AGREEMENT
 from ..core.files import write_file
 from ..core.table import markdown as pipes
 from . import paper
 from .plots import SETTINGS, picture
 from .significance import ABOUT, matrix
-from .tables import Board, headline, sides, together
+from .tables import COLUMNS, Board, headline, sides, together
 
 FORMATS = ("html", "latex", "markdown", "pdf")
 LATEX = {
@@ -30,23 +31,45 @@ Table = tuple[str, list[str], list[list[str]], str]  # (title, head, lines, what
 
 
 def tables(found: list[Board]) -> list[Table]:
-    """Accuracy and bytes of boards that share a table, then every two methods of each task."""
+    """Accuracy and bytes of boards that share a table, every two methods of each task, agreement, speed."""
     made: list[Table] = []
     for group in together(found):
         rows = [row for board in group for row in board.rows if row["task"] != AGREEMENT]
-        if not rows:
-            continue
         title = ", ".join(filter(None, (group[0].model, group[0].setting)))
-        frame, note = paper.accuracy(rows, called=str, against=group[0].against)
-        body = [[name, *line] for name, *line in frame.fillna("–").itertuples()]
-        what = f"Accuracy through the cache and bytes held: {title}"
-        made.append((what, ["method", *frame], body, note.removesuffix(".")))
+        if rows:
+            frame, note = paper.accuracy(rows, called=str, against=group[0].against)
+            body = [[name, *line] for name, *line in frame.fillna("–").itertuples()]
+            what = f"Accuracy through the cache and bytes held: {title}"
+            made.append((what, ["method", *frame], body, note.removesuffix(".")))
         for board, side in zip(group, sides(group), strict=True):
             for task in board.tasks:
                 if pairs := matrix(board, task):
                     what = ", ".join(filter(None, (title, task, side)))
                     made.append((f"Every pair of methods: {what}", *pairs, f"{ABOUT[0].upper()}{ABOUT[1:]}"))
+        for board in group:
+            made += [agreement(board, title)] if board.agreement else []
+            made += [speed(board, title)] if board.speed else []
     return made
+
+
+def agreement(board: Board, title: str) -> Table:
+    body = [
+        [f"`{method}`", f"{100 * row['top1']['value']:.2f}", f"{row['kl']['value']:.2g}"]
+        for method, row in sorted(board.agreement.items(), key=lambda one: board.methods.index(one[0]))
+    ]
+    note = f"{DECODED} predictions on held-out stories after {PROMPT} tokens, each through the cache"
+    return f"Agreement with the full cache: {title}", ["method", "top-1, %", "KL, nats per token"], body, note
+
+
+def speed(board: Board, title: str) -> Table:
+    columns = [(column, context) for column in COLUMNS for context in column.at(board.contexts)]
+    head = [f"{one.head} {one.unit.format(context=context)}" for one, context in columns]
+    body = [
+        [f"`{method}`", *(one.shown(board.timing(method, context)) for one, context in columns)]
+        for method in board.methods
+        if method in board.timed
+    ]
+    return f"Speed: {title}", ["method", *head], body, f"One row, greedy; medians. {board.busy}".strip(". ")
 
 
 def write(form: str, found: list[Board], figures: list[dict], out: Path) -> Path:

@@ -12,25 +12,47 @@ from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
 
 from ..accuracy.agreement import DECODED, PROMPT
-from ..accuracy.batching import PREFILLED, TAIL
+from ..accuracy.batching import PREFILLED
 from ..accuracy.protocols import EVICT, PROTOCOLS
+from ..accuracy.taskset import AGREEMENT
 from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
 from . import plots
 from .budgets import curves, drawable
+from .paper import test
 from .significance import ABOUT, matrix
-from .tables import COLUMNS, HALF, Board, headline, is_share, share, sides, together, united
+from .tables import COLUMNS, HALF, Board, headline, is_share, share, sides, together, united, units
 
-DEFINITIONS = {
-    **{f"protocol {name}": text for name, text in PROTOCOLS.items()},
-    **{f"eviction {name}": text for name, text in EVICT.items()},
-    "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
-    "then the continuation go through the cache token by token (tail = 1), forked to the choices",
-    "rolling perplexity": f"windows as lm-eval makes them; the first {PREFILLED:.0%} of each window are "
-    "prefilled and scored from the prefill, the rest is decoded through the cache, so a method "
-    "shows in those tokens only",
+KINDS = {  # of tasks, by lm-eval's output types: how they are scored
+    "log-likelihood": (
+        ("multiple_choice", "loglikelihood"),
+        "a context is prefilled once and compressed; its last token and then the continuation go through the "
+        "cache token by token, for each choice in a fork of its own",
+    ),
+    "rolling perplexity": (
+        ("loglikelihood_rolling",),
+        f"windows as lm-eval makes them; the first {100 * PREFILLED:.0f} % of each window are prefilled and "
+        "scored from the prefill; the rest is decoded through the cache, and only there can a method lose",
+    ),
+    "generation": (
+        ("generate_until",),
+        "a prompt is prefilled and compressed; its last token and every token that the model writes go "
+        "through the cache one by one",
+    ),
+}
+DEFINITIONS = {  # what else a page may have
     "recompute": "stores nothing, so it is scored in one pass; the bytes it holds are 0",
     "bytes": "bytes allocated by the cache per sequence, averaged over all decode steps of the task",
+    "by score": "of the slots that stayed when a prompt was compressed, the share that the method's score "
+    "chose; first tokens, recent windows and the newest token stay by rule. A ! marks less than half",
+    "agreement": f"held-out stories are decoded with their own text as the answer: {DECODED} predictions "
+    f"after a prompt of {PROMPT} tokens, each through the cache. Top-1 is the share whose most likely token "
+    "is the full cache's; KL is the mean KL(full ‖ method) in nats per token",
+    "H2O, InfiniGen": "their papers simulate: one full forward pass with masked attention. Here tokens are "
+    "really evicted, or really fetched, at every decode step, so numbers from the papers and from this page "
+    "are not the same measurement",
+    "standard errors": "over documents, of agreement over stories: lm-eval's own formula where it has one, "
+    "else leave-one-out (jackknife)",
 }
 
 
@@ -43,7 +65,7 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
     suffix = re.sub("-+", "-", suffix)
     side = f" {board.protocol[:1].upper()}{board.protocol[1:]}." if board.protocol else ""
 
-    def add(name: str, title: str, about: str, make) -> None:
+    def add(name: str, title: str, about: str, make, side: str = side) -> None:
         path = out / f"{name}{suffix}"
         svg = plots.for_page(plots.draw(make, path), f"{name}{suffix}", title)
         made.append(
@@ -95,6 +117,7 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
             "Decode steps of one row; bars reach from the fastest to the slowest repeat. Grey: "
             "transformers' own caches.",
             lambda: plots.against_context(board.speed),
+            side="",
         )
     return made
 
@@ -120,6 +143,9 @@ def render(found: list[Board], figures: list[dict], store: Store, answers: tuple
             groups=[(group, sides(group)) for group in together(found)],
             united=united,
             answers=answers,
+            units=units,
+            test=test,
+            agreement=AGREEMENT,
             matrix=matrix,
             how_to_read=ABOUT,
             columns=COLUMNS,
@@ -130,8 +156,6 @@ def render(found: list[Board], figures: list[dict], store: Store, answers: tuple
             half=HALF,
             idea=lambda method: summaries.get(name_of(method), ""),
             definitions=definitions(found),
-            prompt=PROMPT,
-            decoded=DECODED,
             stands_on=[(board, _stands_on(board)) for board in found],
             command=_command(store),
         )
@@ -139,13 +163,28 @@ def render(found: list[Board], figures: list[dict], store: Store, answers: tuple
 
 
 def definitions(found: list[Board]) -> dict[str, str]:
-    """The definitions for the page, without protocols that it does not use."""
+    """What the page explains: what these boards have, and nothing else."""
     named = " ".join(board.protocol for board in found)
-    return {
-        word: text
-        for word, text in DEFINITIONS.items()
-        if word in named or not word.startswith(("protocol ", "eviction "))
+    told = {
+        f"{what} {name}": text
+        for what, known in (("protocol", PROTOCOLS), ("eviction", EVICT))
+        for name, text in known.items()
+        if f"{what} {name}" in named
     }
+    methods = {name_of(method) for board in found for method in board.methods}
+    kinds = {c.get("output_type") for board in found for c in board.cells if c["task"] in board.tasks}
+    told |= {
+        word: text for word, (types, text) in KINDS.items() if kinds & {None, *types}
+    }  # None: older cells
+    there = {
+        "recompute": "recompute" in methods,
+        "bytes": any(board.bytes for board in found),
+        "by score": any(board.scored_share for board in found),
+        "agreement": any(board.agreement for board in found),
+        "H2O, InfiniGen": bool(methods & {"h2o", "infinigen"}),
+        "standard errors": any(board.rows for board in found),
+    }
+    return told | {word: text for word, text in DEFINITIONS.items() if there[word]}
 
 
 def small(value: float) -> str:

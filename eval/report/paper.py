@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pandas
 
 from ..core import table
-from ..core.numbers import is_share, shown
+from ..core.numbers import shown, spread
 from .tables import HALF
 
 PROTOCOLS = ("context-first", "question-inside")
@@ -106,9 +106,7 @@ def percent(row: dict | None) -> str:
     if row is None:
         return "–"
     mark = "*" if row["differs"] else ""
-    error = row["stderr"] or 0
-    spread = f"{100 * error:.1f}" if is_share(row) else f"{error:.2g}"
-    return f"{shown(row)}{mark} ± {spread}" + " !" * by_rule(row)
+    return f"{shown(row)}{mark} ± {spread(row)}" + " !" * by_rule(row)
 
 
 def by_rule(row: dict) -> bool:
@@ -148,7 +146,8 @@ def stands_on(rows: list[dict], there: dict[tuple, dict], told: list[dict], agai
     low = sorted({task for (task, _), row in there.items() if row["compared"] is False})
     if low:
         said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
-    marks = [f"* differs from `{against}` ({test(told)})"]
+    compared = [row for row in told if row["compared"] is not False and row["method"] != against]
+    marks = [f"* differs from `{against}` ({test(compared)})"] if compared else []
     if any(map(by_rule, told)):
         marks.append("! a rule held more slots than the method's score chose")
     said.append("; ".join([*marks, made(rows)]))
@@ -162,7 +161,8 @@ def shots(rows: list[dict]) -> list[str]:
 
 
 def test(rows: list[dict]) -> str:
-    """The test behind a star: McNemar's, except for scores that are shares of the items asked for."""
-    shares = dict.fromkeys(row["task"] for row in rows if row["p"] is None)
-    besides = f"; {', '.join(shares)}: two standard errors of the paired difference" if shares else ""
-    return f"McNemar, p < 0.05, each pair by itself{besides}"
+    """The test behind a star: McNemar's, except for scores that are not right or wrong."""
+    others = dict.fromkeys(row["task"] for row in rows if row["p"] is None)
+    besides = f"{', '.join(others)}: two standard errors of the paired difference" if others else ""
+    exact = "McNemar, p < 0.05, each pair by itself" if any(row["p"] is not None for row in rows) else ""
+    return "; ".join(filter(None, (exact, besides)))

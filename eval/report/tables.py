@@ -20,7 +20,7 @@ from ..accuracy.protocols import PROTOCOLS
 from ..accuracy.taskset import AGREEMENT, LOCAL
 from ..core.comparable import PLACES, SIDES, SPEED, WORDS, word
 from ..core.errors import Problem
-from ..core.numbers import is_share, shown
+from ..core.numbers import is_share, shown, spread
 from ..speed.baselines import BASELINES
 from ..speed.speed import BUSY
 from . import contexts, records
@@ -265,7 +265,8 @@ def _fill(board: Board, task: str, rows: list[dict], other: set) -> None:
     for row in rows:
         text, place = shown(row), (row["method"], task)
         marks = {"best": marked and text == best, "worst": marked and text == worst}
-        board.entries[place] = SimpleNamespace(**row, **marks, text=text + OTHER_CODE * (place in other))
+        marks |= {"text": text + OTHER_CODE * (place in other), "spread": spread(row)}
+        board.entries[place] = SimpleNamespace(**row, **marks)
 
 
 def _means(board: Board) -> None:
@@ -285,8 +286,16 @@ def _means(board: Board) -> None:
             board.scored_share[method] = mean(told)
 
 
+def units(group: list[Board]) -> str:
+    """The units of the scores of boards that share a table."""
+    metrics = [board.metric[task] for board in group for task in board.tasks]
+    said = ["per cent right"] if any(map(is_share, metrics)) else []
+    said += ["perplexity (lower is better)"] if not all(m["higher_is_better"] for m in metrics) else []
+    return " or ".join(said) or "scores"
+
+
 def headline(board: Board) -> str:
-    """The main result in one or two sentences, computed from the numbers."""
+    """The main result in one or two sentences, computed from the numbers; "" where no shares are compared."""
     parts = []
     lossy = {m: a for m, (a, _) in board.mean.items() if m in board.bytes and m != "full"}
     if "full" in board.mean and lossy:
@@ -308,13 +317,13 @@ def headline(board: Board) -> str:
     if board.contexts:
         longest = board.contexts[-1]
         full, slow = board.timing("full", longest), board.timing("recompute", longest)
-        if full and slow:
+        if full and slow and max(full.get("waited", 0), slow.get("waited", 0)) <= BUSY:
             factor = slow["decode_ms"] / full["decode_ms"]
             parts.append(
                 f"Without a cache a token takes {factor:.0f} times as long at {longest} tokens "
                 f"({slow['decode_ms']:.0f} ms instead of {full['decode_ms']:.1f})."
             )
-    return " ".join(parts) or f"Results for {board.model}."
+    return " ".join(parts)
 
 
 def size(count: float) -> str:

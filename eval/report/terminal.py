@@ -10,7 +10,7 @@ from rich.text import Text
 
 from .significance import ABOUT, matrix
 from .table import printed
-from .tables import COLUMNS, HALF, Board, headline, sides, united
+from .tables import COLUMNS, HALF, Board, headline, sides, united, units
 
 Columns = list[tuple[str, list]]  # (head, a text for every method)
 DASHES = ["–"] * 3
@@ -22,7 +22,8 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
     names = sides(group)
     for board, side in zip(group, names, strict=True):
         what = ", ".join(part for part in (board.model, board.setting, side) if part)
-        console.print(Text(f"\n{what}: {headline(board)}\n", style="bold"))
+        title = ": ".join(filter(None, (what, headline(board))))
+        console.print(Text(f"\n{title}\n", style="bold"))
     for line in filter(None, (board.left_out for board in group)):
         console.print(Text(f"{line}\n"), soft_wrap=True)
     for line in filter(None, (board.protocol for board in group)):
@@ -31,10 +32,10 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
     scored = [method for method in methods if any(method in board.scored for board in group)]
     if scored:
         _print(scored, [c for b, side in zip(group, names) for c in _scores(b, scored, side)], console)
-        console.print(
-            "Per cent right, or perplexity. ▲ best, ▼ worst, * differs from "
-            f"{group[0].against} by more than noise, each pair by itself."
+        marks = (
+            f" ▲ best, ▼ worst, * differs from {group[0].against} by more than noise, each pair by itself."
         )
+        console.print(f"{units(group).capitalize()}.{marks if len(scored) > 1 else ''}")
         for board, side in zip(group, names, strict=True):
             for line in board.remarks:
                 console.print(Text(f"{side}: {line}" if side else line), soft_wrap=True)
@@ -49,7 +50,9 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
                 console.print(f"{ABOUT[0].upper()}{ABOUT[1:]}.\n")
     if any(board.bytes or board.speed or board.agreement for board in group):
         _print(methods, [c for b, side in zip(group, names) for c in _costs(b, methods, side)], console)
-        console.print("Bytes: per cent of what full holds. Time: one row, median.")
+        said = ["Bytes: per cent of what full holds."] if any(board.bytes for board in group) else []
+        said += ["Time: one row, median."] if any(board.speed for board in group) else []
+        console.print(" ".join(said))
         for line in filter(None, (board.busy for board in group)):
             console.print(Text(line), soft_wrap=True)
         if any(board.asked_again for board in group):

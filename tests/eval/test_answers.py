@@ -57,7 +57,7 @@ def test_what_was_lost_comes_first(store):
     )
     places = [page.index(f"Who &amp; what {doc}?") for doc in (3, 0, 2, 1)]
     assert places == sorted(places)
-    assert "(first the 2 documents that full gets right and another method gets wrong)" in printed
+    assert "(first those that full gets right and another method gets wrong: 2)" in printed
     assert 'href="answers.html"' in (store.out / "report.html").read_text()
     assert page.count("Full answers, another method does not: 2 documents") == 1
 

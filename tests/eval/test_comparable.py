@@ -57,7 +57,7 @@ def test_another_setting_has_a_table_of_its_own(key, value, titles, tmp_path):
     """The newest cell's table is first; every number of accuracy.csv says its setting."""
     other = cell("int4", value=0.25, **{key: value})
     printed, page, told, _ = reported(store_of(tmp_path, [other, cell("full", made="2026-02-02")]))
-    assert [f"m, {title}: Results for m." in printed for title in titles] == [True, True]
+    assert [f"m, {title}\n" in printed for title in titles] == [True, True]
     assert printed.index(titles[0]) < printed.index(titles[1])
     assert all(f"kvlab · m: {title}" in page for title in titles)
     assert {row["method"]: row["differs"] for row in told} == {"full": "False", "int4": ""}
@@ -95,7 +95,7 @@ def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):
     printed = " ".join(printed.split())
     assert "50.0†" in printed and "compared with the rest: int4 on recall (old)" in printed
     assert "left out, made under other settings: int8 on recall (model bbb, not aaa)" in printed
-    assert "m, limit 2: " in printed and "int8 on chain (old)" in printed
+    assert "m, limit 2 " in printed and "int8 on chain (old)" in printed
     assert '<th scope="row">int4</th>' in page
 
 

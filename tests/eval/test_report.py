@@ -12,9 +12,10 @@ import stored
 import kvlab
 from eval import report
 from eval.core.results import Store
-from eval.report import tables
+from eval.report import page, tables
 from eval.speed.baselines import BASELINES
 
+KINDS = {"recall": "multiple_choice", "prose": "loglikelihood_rolling"}
 LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
 
 
@@ -59,7 +60,7 @@ def store(tmp_path_factory):
             timing = dict.fromkeys(("device_bytes", "host_bytes", "moved_bytes"), 1000)
             timing |= {"context": context, "prefill_ms": 10.0, "decode_ms": ms, "read_gbps": 3.0}
             timing |= {"decode_ms_min": ms - 1, "decode_ms_max": ms + 1, "bandwidth_gbps": 30.0}
-            timing |= {"fraction_of_bandwidth": 0.1, "waited": 0.8 * (method == "full")}
+            timing |= {"fraction_of_bandwidth": 0.1, "waited": 0.8 * (method == "int4")}
             made.save(cell(method, f"speed:model:{context}", [], rows=[timing]))
     (made.out / report.RUN).write_text(json.dumps({"command": "python -m eval all --limit 100"}))
     return made
@@ -139,3 +140,24 @@ def test_marks_and_headline(written, store):
     assert board.chance("recall") == 0.125
     assert "12.5" in page
     assert "60.0*▼" in printed.replace(" ", "")
+
+
+def test_a_busy_machines_time_is_no_headline(store):
+    cells = list(store.records())
+    for cell in cells:
+        for timing in cell.get("rows", []) if cell["method"] == "recompute" else []:
+            timing["waited"] = 0.8
+    (board,) = tables.boards(cells)
+    assert "times as long" not in tables.headline(board) and "busy" in board.busy
+
+
+def test_only_what_a_run_has_is_explained(store):
+    """A run of one kind of task does not explain another kind, nor an agreement that nobody asked for."""
+    several = page.definitions(
+        tables.boards([c | {"output_type": KINDS.get(c["task"])} for c in store.records()])
+    )
+    assert {"log-likelihood", "rolling perplexity", "agreement", "recompute"} < set(several)
+    assert "generation" not in several
+    recall = [c | {"output_type": "generate_until"} for c in store.records() if c["task"] == "recall"]
+    one = page.definitions(tables.boards([c for c in recall if c["method"] in ("full", "int4")]))
+    assert set(one) == {"generation", "bytes", "standard errors"}
