@@ -12,6 +12,7 @@ figure in a notebook, on a page or in a test.
 from __future__ import annotations
 
 from itertools import pairwise
+from zlib import crc32
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -65,9 +66,18 @@ SETTINGS = {
 
 
 def style(method: str) -> tuple[str, str, str]:
-    """(colour, marker, line) of a method; parameters do not matter, unknown names get one by name."""
+    """(colour, marker, line) of a method; parameters do not matter. Names that are not kvlab's get those that
+    belong to the name alone."""
     name = name_of(method)
-    return STYLE.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
+    if name in STYLE:
+        return STYLE[name]
+    marker, colour = divmod(number(name), len(OTHERS))
+    return OTHERS[colour][0], OTHERS[marker % len(OTHERS)][1], OTHERS[colour][2]
+
+
+def number(name: str) -> int:
+    """A number for a name, the same on every machine."""
+    return crc32(name.encode())
 
 
 def canvas(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from kvlab.plots import GRID, INK, OTHERS, SETTINGS, STYLE, apart
+from kvlab.plots import GRID, INK, SETTINGS, STYLE, apart, number, style
 from kvlab.spec import name_of
 
 from ..core.files import write_file
@@ -34,20 +35,19 @@ NOBODY = {"svg": {"Date": None}, "png": {"Software": None}}  # a picture is the 
 def looks(methods) -> dict[str, dict]:
     """How each of these specs is drawn: colour, mark, line, fill. Colour and mark are a name's own in every
     picture: its family's colour (`kvlab.plots`) in one of three shades, so that neighbours differ. Specs of
-    one name differ in their fill. Names that are not kvlab's get the colours left, in their order here."""
+    one name differ in their fill."""
     families: dict[str, list[str]] = {}
     for name, (colour, *_) in STYLE.items():
         families.setdefault(colour, []).append(name)
     names: dict[str, list[str]] = {}
     for method in dict.fromkeys(methods):
-        names.setdefault(name_of(method) if name_of(method) in STYLE else "", []).append(method)
+        names.setdefault(name_of(method), []).append(method)
     found = {}
     for name, specs in names.items():
-        for place, method in enumerate(specs):
-            colour, marker, line = STYLE.get(name) or OTHERS[place % len(OTHERS)]
-            by = families[colour].index(name) if name else 0
-            fill = FILLS[(place if name else place // len(OTHERS)) % len(FILLS)]
-            colour = shaded(colour, SHADES[by % len(SHADES)])
+        colour, marker, line = style(name)
+        by = families[colour].index(name) if name in STYLE else number(name) // 16
+        colour = shaded(colour, SHADES[by % len(SHADES)])
+        for fill, method in zip(cycle(FILLS), specs):
             found[method] = {"color": colour, "marker": marker, "ls": line, "fillstyle": fill}
     return found
 
@@ -74,6 +74,17 @@ def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072
     for (x, y, name), place in zip(points, places, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0), "shrinkB": 5}
         _label(axes, name, (x, y), (place, 1.03), arrow, rotation=50, ha="left", va="bottom")
+
+
+def label_beside(axes, points: list[tuple[float, float, str]]) -> None:
+    """Names right of their points (x, y, name), at the right edge left of them, each joined to its point."""
+    points, look = within(axes, points), looks(name for *_, name in points)
+    heights = apart([y for _, y, _ in points], 0.065, 0.03, 1.0)
+    for (x, y, name), height in zip(points, heights, strict=True):
+        left = x > 0.7
+        arrow = {"color": look[name]["color"], "relpos": (left, 0.5), "shrinkB": 5}
+        _label(axes, name, (x, y), (x - 0.05 if left else x + 0.05, height), arrow,
+               ha="right" if left else "left", va="center")  # fmt: skip
 
 
 def within(axes, points: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
@@ -146,7 +157,9 @@ def against_bytes(points: list[dict], what: str) -> Figure:
                 name, (x, y), xytext=(9, -5), textcoords="offset points", va="top", parse_math=False
             )
         return figure
-    label_above(axes, sorted(labels, key=lambda one: (one[0], -one[1])))
+    middle = sum(axes.get_ylim()) / 2  # lines from low points to names above would cross the others
+    label_above(axes, sorted((one for one in labels if one[1] >= middle), key=lambda one: (one[0], -one[1])))
+    label_beside(axes, [one for one in labels if one[1] < middle])
     return figure
 
 
