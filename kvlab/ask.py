@@ -67,10 +67,7 @@ def ask(
         model, tokenizer = load(model)
     from .make import make_cache
 
-    first = Stepper(model, make_cache(model, method))
-    prompts = _prompts(tokenizer, context, [questions] if isinstance(questions, str) else questions, chat)
-    for head, tail in prompts if first.context and not first.cache.renumbers else ():
-        first.check_room(len(head) + len(tail) + max_new_tokens - 1)
+    first, prompts = ready(model, tokenizer, context, questions, method, chat, max_new_tokens)
     begun, found = _now(entry_of(model)), []
     if protocol == "many-questions":
         first.feed(torch.tensor([prompts[0][0]], device=entry_of(model)), last=True)
@@ -93,6 +90,18 @@ def ask(
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         found += [Answer(*said, stats, taken, spent) for said in zip(texts, answers, strict=True)]
     return found[0] if isinstance(questions, str) else found
+
+
+def ready(model, tokenizer, context, questions, method, chat, max_new_tokens):
+    """(A stepper with a fresh cache, the ids of each question's context and question); ValueError for what
+    `ask` refuses once it has the model."""
+    from .make import make_cache
+
+    first = Stepper(model, make_cache(model, method))
+    prompts = _prompts(tokenizer, context, [questions] if isinstance(questions, str) else questions, chat)
+    for head, tail in prompts if first.context and not first.cache.renumbers else ():
+        first.check_room(len(head) + len(tail) + max_new_tokens - 1)
+    return first, prompts
 
 
 def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> list[list[int]]:

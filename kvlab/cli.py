@@ -93,8 +93,8 @@ def methods(arguments: argparse.Namespace) -> int:
 
 def ask(arguments: argparse.Namespace) -> int:
     """Print the answers of several methods, side by side."""
-    from .ask import ask, check
-    from .make import load, make_cache
+    from .ask import ask, check, ready
+    from .make import load
     from .spec import parse
 
     if not os.path.exists(arguments.context):  # False for a long text, too, where Path would raise
@@ -107,8 +107,8 @@ def ask(arguments: argparse.Namespace) -> int:
         parse(method)
     step(f"ask: loading {arguments.model or 'the workshop model'}")
     model, tokenizer = load(arguments.model)
-    for method in methods:
-        make_cache(model, method)  # refusals come now, not after the others have answered
+    for method in methods:  # refusals come now, not after the others have answered
+        ready(model, tokenizer, context, arguments.question, method, arguments.chat, arguments.tokens)
     how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
     answers = []
     for number, method in enumerate(methods, 1):
@@ -258,7 +258,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("bill", help="compute what a model costs on a device: bytes, time, money")
     command.add_argument(
-        "--model", required=True, help="a released model's name, or a folder with a config.json"
+        "--model",
+        required=True,
+        help="a released model's name, or a name, a folder or a GGUF file as for ask",
     )
     command.add_argument("--device", required=True, help="a device's name, such as 'RTX 4090'")
     command.add_argument(

@@ -88,7 +88,8 @@ def bill(
 ) -> Bill:
     """Lower bounds of every method's bytes held, bytes moved and time, with 16-bit keys and values.
 
-    model: a name in models.json, a folder with a config.json, or that file. device: a name in devices.json.
+    model: a name in models.json, a folder with a config.json, that file, or a model or GGUF file that `load`
+    knows. device: a name in devices.json.
     context: tokens of every user, such as 8192 or "32k" (default: the model's trained length). users: rows
     held at once. price: of the device per hour. methods: specs such as
     "h2o:budget=0.1" (default: every named method).

@@ -12,6 +12,7 @@ from ..arithmetic import Machine
 from ..errors import first_line
 from ..finding import PROFILED
 from ..methods import METHODS
+from ..models import source_of
 from ..parameters import shown
 from .describe import describe
 
@@ -30,16 +31,18 @@ def table(name: str) -> dict:
 
 
 def model_named(name: str | os.PathLike) -> tuple[str, dict]:
-    """(Name, entry as `describe` returns it) of a released model, a folder with a config.json, or that file.
-
-    The organisation may be left out. ValueError, naming the nearest, for anything else.
+    """(Name, entry as `describe` returns it) of a released model, whose organisation may be left out, of a
+    folder with a config.json, of that file, or of a model or GGUF file that `load` knows. ValueError, naming
+    the nearest, for anything else.
     """
     name, known = _text("model", name), table("models")["models"]
-    path = Path(name)
     asked = name.strip().lower()
     for key, entry in known.items():
         if asked in (key.lower(), key.split("/")[1].lower()):
             return key, entry
+    path = Path(source_of(name))
+    if str(path) != str(Path(name)):  # an embedded or a fetched model, or a GGUF file's copy
+        return name, _described(path)[1]
     try:
         there, folder = path.exists(), path.is_dir()
     except (OSError, ValueError):  # no path at all
@@ -48,7 +51,8 @@ def model_named(name: str | os.PathLike) -> tuple[str, dict]:
         raise ValueError(f"model={name!r}: this folder has no config.json")
     if there:
         return _described(path)
-    raise ValueError(f"model={name[:100]!r} is no folder and not known{_nearest(name, known)}")
+    told = f"is no folder, config.json or GGUF file, and not known{_nearest(name, known)}"
+    raise ValueError(f"model={name[:100]!r} {told}")
 
 
 def _described(path: Path) -> tuple[str, dict]:

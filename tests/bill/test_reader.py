@@ -57,6 +57,12 @@ def test_budgets_are_said_and_what_is_no_lower_bound():
     assert "budget 20" not in str(plain) and "nothing real is smaller or quicker." in str(plain)
 
 
+def test_a_model_that_load_knows_is_billed():
+    found = kvlab.bill("workshop", "H200", 512, methods=["full"])
+    assert (found.model, found.model_context) == ("workshop", 2048)
+    assert found["full"].device_bytes == 8 * 8 * 2 * 32 * 512 * 2  # layers, heads, K and V, numbers, tokens
+
+
 GIVEN = {"model": "Llama-3.1-8B", "device": "H200"}
 BAD = {
     "did you mean meta-llama/Llama-3.1-8B": {"model": "Lama-3.1-8B"},
@@ -67,7 +73,7 @@ BAD = {
     "of at least 1 token, at most 1000000000": {"context": 10**400},
     "price='2': expected": {"price": "2"},
     "model='no/such' is no folder": {"model": Path("no/such")},
-    "is no folder and not known": {"model": "a" * 5000},
+    "is no folder, config.json or GGUF file, and not known": {"model": "a" * 5000},
     "did you mean H100 80GB?": {"device": "h100"},
     "methods: expected specs": {"methods": [None]},
     "was trained for 131,072 tokens": {"context": 131_073},
