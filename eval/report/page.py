@@ -103,13 +103,14 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
             lambda: plots.against_bytes(held, "bytes held"),
         )
         moved = [p | {"x": p["moved_bytes"]} for p in points]
-        add(
-            "accuracy-moved",
-            "Accuracy against bytes moved per step",
-            "What crosses the link between host and device for one token. Methods that live on the "
-            "device move nothing.",
-            lambda: plots.against_bytes(moved, "bytes moved per step"),
-        )
+        if any(p["x"] for p in moved):
+            add(
+                "accuracy-moved",
+                "Accuracy against bytes moved per step",
+                "What crosses the link between host and device for one token. Methods that live on the "
+                "device move nothing.",
+                lambda: plots.against_bytes(moved, "bytes moved per step"),
+            )
     if board.speed:
         add(
             "ms-context",
