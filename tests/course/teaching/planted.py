@@ -1,8 +1,11 @@
-"""Mistakes that were planted in right answers, and what the checks say of them: planted/chNN.txt.
+"""Right answers as learners write them, and mistakes planted in the first of them, with what the checks say:
+planted/chNN.txt.
 
     # exercise
     a right answer
 
+    +
+    another one
     - part => what is there instead
     >n the sentence that is said; … is for what differs from draw to draw
     -
@@ -36,15 +39,15 @@ class Planted(NamedTuple):
     judged: str
 
 
-def read() -> tuple[dict[str, str], list[Planted]]:
-    """A right answer to each exercise, and all rows."""
+def read() -> tuple[dict[str, list[str]], list[Planted]]:
+    """Right answers to each exercise, and all rows."""
     right, rows = {}, []
     for path in sorted(Path(__file__).with_name("planted").glob("*.txt")):
         for section in re.split(r"^# ", path.read_text(encoding="utf-8"), flags=re.M)[1:]:
             head, *parts = re.split(r"^-", section, flags=re.M)
-            name, _, body = head.partition("\n")
-            right[name] = body.strip("\n")
-            rows += [_row(name, right[name], part) for part in parts]
+            name, _, bodies = head.partition("\n")
+            right[name] = [body.strip("\n") for body in re.split(r"^\+$", bodies, flags=re.M)]
+            rows += [_row(name, right[name][0], part) for part in parts]
     return right, rows
 
 
