@@ -1,96 +1,53 @@
-"""An example prompt for every row of the table of cuts, and another question on the same context."""
+"""The example prompts of docs/protocols.md, one for each row of the table of cuts, and another question on the
+context of each."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
+PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
 SHOT = "Question: how to dry a coat\nAnswer: hang it up\n\n"
 STORY = "Ada has a red boat. She keeps it in the shed."
-LONG = "Read the following text.\n\n{context}\n\nNow, answer this question.\n\nQuestion: {question}\nAnswer:"
 GIVEN = (
     "Given the following question and four candidate answers (A, B, C and D), choose the best answer.\n"
     "Question: "
 )
+DOCUMENTS = {  # what a task's rule looks at
+    "piqa": {"goal": "cool some tea"},
+    "arc_easy": {"question": "What melts ice?"},
+    "openbookqa": {"question_stem": "A seed grows in"},
+    "copa": {"premise": "Tom fell.", "question": "cause"},
+    "hellaswag": {"query": "Sewing: He takes a needle. He"},
+    "winogrande": {"sentence": "The cup broke the shelf because the _ was heavy."},
+    "rte": {"sentence1": "A dog sleeps."},
+    "sglue_rte": {"premise": "A dog sleeps."},
+    "boolq": {"passage": STORY},
+    "lambada_openai": {"text": "The cat slept. Then it woke and drank its milk"},
+    "squadv2": {"context": STORY},
+    "drop": {"passage": STORY},
+    "race": {"article": STORY},
+    "coqa": {"story": STORY},
+    "longbench_multifieldqa_en": {"context": STORY},
+    "longbench_gov_report": {"context": STORY},
+    "longbench_trec": {"context": STORY},
+    "gsm8k": {"question": "Ada has 2 boats. She buys 3. How many has she?"},
+    "gsm8k_cot": {"question": "What is 2 + 3?"},
+    "mmlu_de_llama_anatomy": {"input_question": "Was wächst? "},
+    "mmlu_anatomy_continuation": {"question": "Which one bends? "},
+    "mmlu_anatomy": {"question": "Which one bends? "},
+}
+
+
+def stored(heading: str) -> list[tuple[str, str]]:
+    """(task, its prompt with | where it is cut) of every line of the page's block behind this heading."""
+    lines = PAGE.read_text(encoding="utf-8").partition(f"{heading}\n\n```text\n")[2].partition("\n```")[0]
+    return [tuple(line.replace("\\n", "\n").split(": ", 1)) for line in lines.splitlines()]
+
+
+CUT = dict(stored("(a test checks them):"))
 EXAMPLES = {  # task -> (prompt as lm-eval builds it, document)
-    "recall": ("Otis owns the dog.\nQuestion: the dog", {}),
-    "needle_em": ("It rained all day. Otis owns the dog.\nQuestion: the dog", {}),
-    "chain": ("Otis owns the dog. The dog sleeps in the barn.\nQuestion: the barn", {}),
-    "piqa": (f"{SHOT}Question: cool some tea\nAnswer:", {"goal": "cool some tea"}),
-    "arc_easy": (f"{SHOT}Question: What melts ice?\nAnswer:", {"question": "What melts ice?"}),
-    "openbookqa": ("Ice melts in the\nsun\n\nA seed grows in", {"question_stem": "A seed grows in"}),
-    "copa": (
-        "It rained therefore the grass was wet\n\nTom fell because",
-        {"premise": "Tom fell.", "question": "cause"},
-    ),
-    "hellaswag": (
-        "Cooking: She stirs the soup.\n\nSewing: He takes a needle. He",
-        {"query": "Sewing: He takes a needle. He"},
-    ),
-    "winogrande": (
-        "Ann thanked May because May had helped.\n\nThe cup broke the shelf because the cup",
-        {"sentence": "The cup broke the shelf because the _ was heavy."},
-    ),
-    "rte": (
-        "A dog sleeps.\nQuestion: An animal sleeps. True or False?\nAnswer:",
-        {"sentence1": "A dog sleeps."},
-    ),
-    "sglue_rte": ("A dog sleeps.\nQuestion: It runs. True or False?\nAnswer:", {"premise": "A dog sleeps."}),
-    "boolq": (f"{STORY}\nQuestion: is the boat red?\nAnswer:", {"passage": STORY}),
-    "lambada_openai": (
-        "The cat slept. Then it woke and drank its",
-        {"text": "The cat slept. Then it woke and drank its milk"},
-    ),
-    "squadv2": (
-        f"Title: Boats\n\nBackground: {STORY}\n\nQuestion: Who has it?\n\nAnswer:",
-        {"context": STORY},
-    ),
-    "drop": (f"{STORY} How many boats are there?", {"passage": STORY}),
-    "race": (f"Article: {STORY}\n\nQuestion: Whose is it?\nAnswer: Ada's\nThe boat is _", {"article": STORY}),
-    "coqa": (f"{STORY}\n\nQ: Who has it?\n\nA: Ada\n\nQ: Where is it?\n\nA:", {"story": STORY}),
-    "niah_single_1": (
-        "A special magic number is hidden within the following text. The magic number for ant is: 7.\n"
-        "What is the special magic number for ant mentioned in the provided text?",
-        {},
-    ),
-    "niah_multivalue": (
-        "Some special magic numbers are hidden within the following text. One for ant is: 7.\n"
-        "What are all the special magic numbers for ant mentioned in the provided text?",
-        {},
-    ),
-    "ruler_vt": ("VAR A = 5 VAR B = VAR A\nQuestion: Find all variables that are assigned the value 5.", {}),
-    "ruler_cwe": ("1. ant 2. bee 3. ant\nQuestion: What are the 10 most common words in the above list?", {}),
-    "ruler_fwe": ("abc ... abc ...\nQuestion: Do not provide any explanation. What are the words?", {}),
-    "longbench_multifieldqa_en": (LONG.format(context=STORY, question="Who has it?"), {"context": STORY}),
-    "longbench_gov_report": (
-        f"Report:\n{STORY}\n\nNow, write a one-page summary of the report.\n\nSummary:",
-        {"context": STORY},
-    ),
-    "longbench_trec": (f"Here are some examples.\n\n{STORY}\nQuestion: Who?", {"context": STORY}),
-    "gsm8k": (
-        f"{SHOT}Question: Ada has 2 boats. She buys 3. How many has she?\nAnswer:",
-        {"question": "Ada has 2 boats. She buys 3. How many has she?"},
-    ),
-    "gsm8k_cot": ("Q: What is 1 + 1?\nA: 2\n\nQ: What is 2 + 3?\nA:", {"question": "What is 2 + 3?"}),
-    "ruler_qa_squad": (
-        f"Answer the question.\n\nThe following are given documents.\n\nDocument 1:\n{STORY}\n\nAnswer the "
-        "question.\n\nQuestion: Who has it?",
-        {},
-    ),
-    "mmlu_de_llama_anatomy": (
-        f"{GIVEN}Was schlägt?\nA. Herz\nB. Haar\nThe best answer is A.\n\n"
-        f"{GIVEN}Was wächst?\nA. Haar\nB. Horn",
-        {"input_question": "Was wächst? "},
-    ),
-    "mmlu_anatomy_continuation": (
-        "About anatomy.\n\nQuestion: Which one beats?\nAnswer: heart\n\nQuestion: Which one bends?\nAnswer:",
-        {"question": "Which one bends? "},
-    ),
-    "mmlu_anatomy": (
-        "Questions (with answers) about anatomy.\n\n"
-        "Which one beats?\nA. heart\nB. bone\nC. hair\nD. nail\nAnswer: A\n\n"
-        "Which one bends?\nA. knee\nB. skull\nC. nail\nD. tooth\nAnswer:",
-        {"question": "Which one bends? "},
-    ),
+    task: (text.replace("|", ""), DOCUMENTS.get(task, {})) for task, text in CUT.items()
 }
 OTHERS = {  # task -> (what else may follow the same context, its document)
     "recall": ("\nQuestion: who has the dog", {}),
