@@ -1,5 +1,4 @@
-"""The example prompts of docs/protocols.md, one for each row of the table of cuts, and another question on the
-context of each."""
+"""The example prompts of docs/protocols.md, one for each row of its table, and another question on each."""
 
 from __future__ import annotations
 

@@ -4,33 +4,11 @@ import pytest
 import torch
 from families.models import family
 from tiny import prompt
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import kvlab
 from kvlab.arithmetic import latent_step
-
-
-def absorbed(expand, query: Tensor, latents: Tensor, rotary: Tensor, scaling: float, allowed=None) -> Tensor:
-    """What attention over latents returns without K and V ever being made of them (DeepSeek-V2, 2024, section
-    2.1.2), `[batch, heads, queries, value_dim]`.
-
-    The model makes K and V by a linear map, so its matrices can join the query and the output instead: q (W
-    c) = (W'q) c. expand: the map, an attention module's `expand_kv`; query `[batch, heads, queries,
-    qk_head_dim]`; latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]` as they are
-    cached; allowed: see `attention.attend`. A cache cannot take this way: the
-    model's own forward makes K and V before it attends.
-    """
-    (rank, width), like = (latents.shape[-1], rotary.shape[-1]), query.new_zeros
-    ones = torch.eye(rank, dtype=query.dtype, device=query.device)[None, None]
-    of_latent, of_value = expand(ones, like(1, 1, rank, width))  # [1, heads, rank, ...]
-    ones = torch.eye(width, dtype=query.dtype, device=query.device)[None, None]
-    of_rotary, _ = expand(like(1, 1, width, rank), ones)
-    scores = query @ of_latent.transpose(2, 3) @ latents.transpose(2, 3)
-    scores = (scores + query @ of_rotary.transpose(2, 3) @ rotary.transpose(2, 3)) * scaling
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    return scores.softmax(-1) @ latents @ of_value
+from kvlab.reference import latent
 
 
 def attending(name):
@@ -56,18 +34,17 @@ def attending(name):
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-V2", "DeepSeek-V3"])
-def test_the_absorbed_form_is_the_models_own_attention(name):
+@torch.no_grad()
+def test_both_ways_are_the_models_own_attention(name):
     module, given, out, latents, rotary = attending(name)
-    with torch.no_grad():
-        found = absorbed(module.expand_kv, given.query, latents, rotary, given.scaling)
-    assert torch.allclose(found, out, atol=1e-5)
     assert out.abs().max() > 0.01
-    allowed = torch.ones(1, 1, 1, 20, dtype=torch.bool)
-    allowed[..., :5] = False
-    with torch.no_grad():
-        hidden = absorbed(module.expand_kv, given.query, latents, rotary, given.scaling, allowed)
-        rest = absorbed(module.expand_kv, given.query, latents[:, :, 5:], rotary[:, :, 5:], given.scaling)
-    assert torch.allclose(hidden, rest, atol=1e-6) and not torch.allclose(hidden, found, atol=1e-4)
+    of_heads = module.kv_b_proj.weight.unflatten(0, (out.shape[1], -1))
+    for row in range(2):
+        for head, maps in enumerate(of_heads):
+            ups = maps[: -out.shape[3]], maps[-out.shape[3] :]
+            held = given.query[row, head, 0], latents[row, 0], rotary[row, 0]
+            for way in (latent.plain, latent.absorbed):
+                assert torch.allclose(way(*held, *ups, given.scaling), out[row, head, 0], atol=1e-5)
 
 
 def test_bytes_and_operations():
