@@ -12,9 +12,6 @@ import subprocess
 import time
 from pathlib import Path
 
-KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9, "Enter": 13,
-        "Home": 36, "End": 35, "s": 83, "t": 84}  # fmt: skip
-
 
 class Browser:
     """One browser, one tab at a time. `errors`: console errors and exceptions since `open`; `requests`: every
@@ -111,13 +108,6 @@ class Browser:
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']['exception'].get('description')}")
         return result["result"].get("value")
-
-    def press(self, *keys: str) -> None:
-        """Press and release keys, as a person would."""
-        for key in keys:
-            code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
-            self.call("Input.dispatchKeyEvent", type="keyDown", **code)
-            self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG file."""

@@ -5,9 +5,9 @@ from families.profiles import SETTINGS, profiled
 from tiny import EACH, prompt
 
 import kvlab
-from kvlab.keep import H2O, Sinks
+from kvlab.keep import H2O, AdaKV, KeyDiff, Sinks
 from kvlab.place import Host, InfiniGen, ModelledLink, TopK
-from kvlab.store import Float8, Growing, Int, Kivi, Paged, Smoothed, Static
+from kvlab.store import Float8, Growing, Int, Kivi, Paged, Ragged, Smoothed, Static
 
 CACHED = [spec for spec in kvlab.FIRST_WAVE if spec != "recompute"]
 COMPOSED = {
@@ -31,6 +31,8 @@ COMPOSED = {
     "sinks in static int8": lambda: {"keep": Sinks(0.4), "store": Static(40, Int(8))},
     "fp8 on the host": lambda: {"store": Growing(Float8("e5m2")), "place": Host()},
     "int4 on the host, topk": lambda: {"store": Int(4), "place": Host(TopK(0.5))},
+    "adakv in int4": lambda: {"keep": AdaKV(KeyDiff(0.4)), "store": Ragged(Int(4))},
+    "h2o that merges in a static buffer": lambda: {"keep": H2O(0.4, merge=True), "store": Static(40)},
     "infinigen over h2o": lambda: {"keep": H2O(0.6), "place": Host(InfiniGen(0.5, full_layers=1))},
 }
 LINKED = [

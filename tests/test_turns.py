@@ -12,7 +12,6 @@ from families.models import family
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.faster import compiled, engine_of
 from kvlab.keep import Keep
 
 pytestmark = pytest.mark.uncounted
@@ -276,23 +275,6 @@ def test_pieces_of_one_token_are_refused_in_one_line():
         said(model, kvlab.make_cache(model, "h2o"), prompt(9), 8),
         said(model, kvlab.make_cache(model, "h2o"), prompt(9), None),
     )
-
-
-@pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=0.4", "tova:budget=0.4", "sinks:budget=9"])
-def test_pieces_and_turns_in_the_compiled_engine(spec):
-    pytest.importorskip("kvlab.fast.compiled")
-    eager = tiny("llama", head_dim=32)
-    fast = compiled(copy.deepcopy(eager))
-    assert engine_of(fast) == "compiled"
-    found = []
-    for model in (eager, fast):
-        cache = kvlab.make_cache(model, spec)
-        logits, kept = chat(model, cache, (30, 8, 21), (7, 15))
-        found.append((logits, kept, said(model, kvlab.make_cache(model, spec), prompt(31), 10, new=9)))
-    assert torch.allclose(found[0][0], found[1][0], atol=1e-4)
-    assert torch.equal(found[0][2], found[1][2])
-    for one, other in zip(found[0][1], found[1][1], strict=True):
-        same(one, other)
 
 
 @pytest.mark.parametrize(

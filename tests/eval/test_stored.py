@@ -61,32 +61,3 @@ def test_the_flat_table_and_the_pictures_are_of_the_rows(file, tmp_path):
 def test_documents_say_what_is_stored(document):
     text = document.read_text(encoding="utf-8")
     assert documents.MARKED.search(text) and documents.filled(text) == text
-
-
-@pytest.mark.parametrize(
-    "name, head", [("harness", "| over HFLM |"), ("harness_avx2", "| over HFLM, AVX2 alone |")]
-)
-def test_the_harness_beside_hflm_is_what_is_stored(name, head):
-    stored = json.loads((ROOT / f"docs/results/{name}.json").read_text(encoding="utf-8"))["rows"]
-    text = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
-    table = text[text.index(head) :].split("\n\n")[0].splitlines()
-    assert [cell.strip() for cell in table[0].split("|")[2:-1]] == [
-        row["task"].removesuffix("_openai") for row in stored
-    ]
-    for line in table[2:]:
-        name, *cells = [cell.strip().replace("`", "") for cell in line.split("|")[1:-1]]
-        given = [row["over_hflm"].get(name) or row["documents_per_second"][name] for row in stored]
-        assert cells == [f"{number:.2f}" for number in given], name
-    assert {name for row in stored for name in row["over_hflm"]} < {
-        line.split("|")[1].strip().replace("`", "") for line in table[2:]
-    }
-
-
-def test_the_page_says_what_is_stored_of_scales():
-    """The table of docs/quantization.md has the numbers of docs/results/scales.json."""
-    page = (ROOT / "docs/quantization.md").read_text(encoding="utf-8")
-    rows = json.loads((ROOT / "docs/results/scales.json").read_text(encoding="utf-8"))["rows"]
-    value = {(row["method"], row["metric"]): row["value"] for row in rows}
-    for spec in {row["method"] for row in rows}:
-        bits, right, perplexity = (value[spec, name] for name in ("bits per value", "accuracy", "perplexity"))
-        assert f"| {bits:.2f} | {right:.0f} | {perplexity:.2f} |" in page, spec

@@ -1,11 +1,10 @@
-"""Merging in whole models: windows and buffers; its definition is in tests/reference."""
+"""Merging in whole models: windows, and nothing to merge; its definition is in tests/reference."""
 
 import torch
 from tiny import prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O
-from kvlab.store import Static
 
 
 def test_what_leaves_a_window_is_lost():
@@ -29,12 +28,3 @@ def test_a_choice_that_lets_nothing_go_merges_nothing():
         for keep in (None, All(0.4, merge=True))
     ]
     assert torch.allclose(*found, atol=1e-6)
-
-
-def test_a_static_buffer():
-    model = tiny("llama")
-    one, other = (
-        kvlab.decode(model, prompt(20, rows=2), kvlab.KVCache(model, keep=H2O(0.4, merge=True), **more), 9)
-        for more in ({}, {"store": Static(60)})
-    )
-    assert torch.allclose(one.logprobs, other.logprobs, atol=1e-6)

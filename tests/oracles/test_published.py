@@ -106,24 +106,6 @@ def test_what_the_page_says_of_the_published_runs_is_what_the_experiment_compute
         assert f"| {name} | {' | '.join(cells)} |" in text
 
 
-def test_chapter_7_shows_steps_of_the_gpu_as_they_are_stored():
-    shown = ast.literal_eval(re.search(r"H200 = (\{.*?\n\})", code_of("07_infinigen"), re.S)[1])
-    units = {}
-    for run in ("61d36dd", "8192629"):
-        stored = json.loads((ROOT / "docs" / "results" / "gpu" / f"h200-{run}.json").read_text())["units"]
-        units[run] = [row for unit in stored.values() for row in unit["rows"]]
-    steps = [row for row in units["61d36dd"] if row.get("way") == "eager" and row["model"] == "Llama-3-8B"]
-    for link, found in (
-        (None, steps),
-        ("real", [row for row in units["8192629"] if row.get("link") == "real"]),
-        ("throttled", [row for row in units["8192629"] if row.get("link") == "throttled"]),
-    ):
-        row = shown.pop(next(iter(shown)))
-        names = {(one.get("method") or one["system"]).partition(":")[0]: one["ms"] for one in found}
-        assert row == {name: pytest.approx(names[name], rel=0.005) for name in row}, link
-    assert not shown
-
-
 def test_the_published_time_of_a_block_stands_beside_one_of_a_block(stored):
     """Lee et al. 2024: 1.52 times the ideal. A whole step, which fetches two layers whole, has none."""
     rows = [row for row in stored if row["experiment"] == "breakdown" and "infinigen:" in row["system"]]

@@ -23,19 +23,6 @@ PAIRS = [  # the same system with a link and without
 ]
 
 
-@pytest.mark.parametrize("spec, same", PAIRS)
-def test_a_link_works_in_inference_mode(spec, same):
-    """As the harness decodes: the link's threads know nothing of the mode of who asks; nor after it."""
-    model, ids = tiny("llama"), prompt(23)
-    here = kvlab.decode(model, ids, kvlab.make_cache(model, same), 4)
-    cache = kvlab.make_cache(model, linked(spec))
-    for mode in (True, False):
-        with torch.inference_mode(mode):
-            there = kvlab.decode(model, ids, cache, 4)
-            assert torch.equal(here.tokens, there.tokens)
-            cache.reset()
-
-
 def test_unified_memory_faults_for_what_does_not_fit():
     model = tiny("llama")
     trace = kvlab.decode(model, prompt(50), kvlab.make_cache(model, "uvm"), 5)

@@ -321,8 +321,3 @@ def test_skewing_keeps_every_score_and_sorts_the_columns(head_dim, tokens, seed)
     assert torch.allclose((queries @ a) @ (keys @ a).T, queries @ keys.T, atol=1e-4)
     size = (queries @ a).norm(dim=0)
     assert (size[:-1] >= size[1:] - 1e-4).all()
-
-
-@pytest.mark.parametrize("head_dim, group", [(80, 3), (72, 1)])
-def test_topk_at_other_head_dimensions(head_dim, group):
-    check(Driven("topk:budget=5", (29, 12), head_dim=head_dim, group=group).run(), keep_all, by_topk(5))

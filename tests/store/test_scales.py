@@ -1,15 +1,13 @@
-"""Axes and scales: bits counted, rows gathered, what is refused or replaced."""
+"""Axes and scales: bits counted, what is refused or replaced."""
 
 import math
 
 import pytest
 import torch
-from drawn import FORMS, INTS
-from hypothesis import given
-from hypothesis import strategies as st
+from drawn import FORMS
 from tiny import LESS, SAME, policies, started
 
-from kvlab.store import Exact, Float8, Growing, Int, Static
+from kvlab.store import Exact, Float8, Growing, Int
 
 pytestmark = pytest.mark.uncounted
 
@@ -53,33 +51,3 @@ def test_what_cannot_be_stored_is_refused_by_name_or_replaced_and_counted(make, 
     store = started(Growing(make()))
     with pytest.raises(ValueError, match=r"values: .*KV head 2"):
         store.append(torch.ones_like(x), x)
-
-
-def test_what_comes_later_is_clipped_to_the_fixed_range():
-    form = Int(8, axis="channel")
-    _, *fixed = form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
-    later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2), fixed=tuple(fixed))
-    assert torch.allclose(form.decode(later, torch.float32).flatten(), torch.tensor([1.0, 1.0]), atol=0.02)
-
-
-@given(
-    settings=st.sampled_from(INTS), tokens=st.integers(1, 9), kept=st.integers(1, 9), more=st.integers(1, 5),
-    seed=st.integers(0, 99), buffer=st.sampled_from([Growing, Static]),
-)  # fmt: skip
-def test_gathering_packed_rows_is_gathering_numbers(settings, tokens, kept, more, seed, buffer):
-    """Rows of any length, picked head by head in their packed form, and tokens appended behind them."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(2, 2, tokens + more, 8, generator=generator)
-    store = started(Static(30, Int(**settings)) if buffer is Static else buffer(Int(**settings)))
-    store.append(x[:, :, :tokens], x[:, :, :tokens] * 2)
-    before = store.read(x.device)[0].clone()
-    slots = torch.randint(0, tokens, (2, 2, kept), generator=generator)
-    fetched = store.pick(slots).read(x.device)[0]
-    store.keep_slots(slots)
-    store.append(x[:, :, tokens:], x[:, :, tokens:] * 2)
-    after = store.read(x.device)[0]
-    assert after.shape[2] == store.length == kept + more
-    wanted = before.gather(2, slots[..., None].expand(-1, -1, -1, 8))
-    assert torch.equal(after[:, :, :kept], wanted) and torch.equal(fetched, wanted)
-    codes = 8 // settings["bits"]
-    assert all(part.shape[-1] == 8 // codes for part in (store.keys[0], store.values[0]))
