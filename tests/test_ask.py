@@ -177,18 +177,13 @@ def lease(tmp_path):
         (["--context", "binary.txt"], "binary.txt: expected text in UTF-8"),
         (["--context", "latin.txt"], "latin.txt: expected text in UTF-8"),
         (["--context", "."], ".: Is a directory"),
-        (["--question", " "], "questions=[' ']: one of them is empty"),
-        (["--method", "full,h3o"], "did you mean"),
-        (["--protocol", "reuse"], "protocol='reuse': expected one of many-questions, question-inside"),
         (["--chat"], "chat=True: this tokenizer has no chat template"),
-        (["--tokens", "0"], "max_new_tokens=0: expected a whole number"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line(lease, capsys, monkeypatch, words, says):
     monkeypatch.chdir(lease.parent)
     given = [] if "--context" in words else ["--context", "lease.txt"]
-    given += [] if "--question" in words else ["--question", "Who?"]
-    assert cli.main(["ask", *given, *words]) == 2
+    assert cli.main(["ask", "--question", "Who?", *given, *words]) == 2
     *before, line = capsys.readouterr().err.splitlines()
     assert line.startswith("kvlab: error: ") and says in line
     said = ["kvlab ask: loading the workshop model"]
@@ -202,15 +197,3 @@ def test_it_stops_at_every_end_token(loaded):
         model.generation_config.eos_token_id = ends
         found = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
         assert found == whole[: whole.index(whole[4]) + 1]
-
-
-@pytest.mark.parametrize("method", METHODS[3:8])
-def test_a_question_is_answered_as_if_it_were_alone(loaded, method):
-    """Neither the others nor their order matter."""
-    model, tokenizer = loaded
-    alone = [kvlab.ask(model, tokenizer, CONTEXT, one, method, max_new_tokens=3) for one in ASKED]
-    for order in (ASKED, ASKED[::-1], [*ASKED, *ASKED]):
-        found = kvlab.ask(model, tokenizer, CONTEXT, order, method, max_new_tokens=3)
-        for question, answer in zip(order, found, strict=True):
-            want = alone[ASKED.index(question)]
-            assert (answer.tokens, answer.stats) == (want.tokens, want.stats)

@@ -1,4 +1,4 @@
-"""The compiled kernels against torch: loud channels and tokens, buffers, and what is left to the reference."""
+"""The compiled kernels against torch: loud channels and tokens, buffers, and what the reference does."""
 
 from dataclasses import replace
 

@@ -1,17 +1,12 @@
 """The simulator, against schedules worked out by hand and against what the modelled link recorded."""
 
-from collections import defaultdict
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import linked, prompt, tiny
 
-import kvlab
 from kvlab.arithmetic import MACHINES, SHAPES
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, Work, simulate
-from kvlab.measure.timeline import Timeline, record
 from kvlab.place import ModelledLink
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
@@ -77,58 +72,3 @@ def test_whatever_the_work(asks, fetch, write, steps, parts):
     for s in inward:
         early = s.layer == 0 and s.what == "prefetch" and s.submitted > 0
         assert s.end <= attends[s.step + early, s.layer]
-
-
-def works(timeline: Timeline) -> list[list[Work]]:
-    """The work that a recorded timeline shows: what each layer computed and asked for at each step.
-
-    Record it over a link that is fast enough not to matter; what the first layer of the first step had asked
-    for before the recording began is taken to be what it asked for next.
-    """
-    seconds: dict = defaultdict(float)
-    for span in timeline.compute:
-        seconds[span.what, span.step, span.layer] += span.seconds
-    carried = {}
-    for span in timeline.transfers:
-        early = span.layer == 0 and span.what == "prefetch"  # for the step after
-        carried[span.lane, span.step + early, span.layer] = span
-    steps = 1 + max(span.step for span in timeline.compute)
-    layers = 1 + max(span.layer for span in timeline.compute)
-    found = []
-    for step in range(steps):
-        row = []
-        for layer in range(layers):
-            fetch = carried.get(("to device", step, layer)) or carried.get(("to device", step + 1, layer))
-            write = carried.get(("to host", step, layer))
-            project, attention, ffn, selection = (
-                seconds[what, step, layer] for what in ("project", "attention", "ffn", "selection")
-            )
-            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if selection else AHEAD}
-            ask = kinds[fetch.what] if fetch else NEVER
-            sizes = (span.bytes if span else 0 for span in (fetch, write))
-            row.append(Work(project, attention, ffn, selection, ask, *sizes))
-        found.append(row)
-    return found
-
-
-@pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=9", "infinigen:budget=9", "full"])
-def test_the_work_of_a_recorded_run(spec):
-    """Asks, bytes and compute times come out as the run had them."""
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, spec if spec == "full" else linked(spec, "1e12"))
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(40))
-    with record(model, cache) as timeline:
-        for step in range(3):
-            stepper.feed(prompt(1, seed=step))
-    found = works(timeline)
-    asks = {"offload": [AHEAD] * 4, "offload+int4": [AHEAD] * 4, "topk": [NEEDED] * 4, "full": [NEVER] * 4,
-            "infinigen": [AHEAD, AHEAD, REHEARSED, REHEARSED]}[spec.partition(":")[0]]  # fmt: skip
-    assert [[w.ask for w in row] for row in found] == [asks] * 3
-    spent = sum(w.project + w.attention + w.ffn + w.selection for row in found for w in row)
-    assert spent == pytest.approx(timeline.seconds - timeline.total("stall"))
-    if spec == "offload":  # K and V of 40 + step tokens in 2 heads of 8; the first layer's as if one later
-        assert [row[1].fetch for row in found] == [2 * 2 * 8 * 4 * (40 + step) for step in range(3)]
-        assert {w.write for row in found for w in row} == {2 * 2 * 8 * 4}
-    again = simulate(found, ModelledLink(1e12, latency=0))
-    assert again.seconds == pytest.approx(spent + again.total("stall"))
