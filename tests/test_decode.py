@@ -263,7 +263,7 @@ def test_a_copied_model_rehearses_with_its_own_weights():
     assert torch.equal(found[0].logprobs, found[1].logprobs)
 
 
-@pytest.mark.parametrize("spec", EVERY)
+@pytest.mark.parametrize("spec", [*EVERY, "int4:sinks=40", "quest:budget=200,page=5,full_layers=0"])
 def test_a_cache_filled_in_inference_mode_goes_on_outside_of_it(spec):
     """With gradients on, too: the same numbers."""
     told = []

@@ -92,8 +92,7 @@ class Quest(TopK):
             if new > 0:
                 room = keys.new_full((*keys.shape[:2], new, keys.shape[3]), nothing)
                 bounds = room if bounds is None else torch.cat([bounds, room], dim=2)
-            bounds.scatter_reduce_(2, pages, keys.masked_fill(padding, nothing), how)
-            setattr(state, name, bounds)
+            setattr(state, name, bounds.scatter_reduce(2, pages, keys.masked_fill(padding, nothing), how))
 
     def _centre(self, layer, keys: Tensor, first: int) -> None:
         """As `_bound`, for the digest `centre`: pages that get tokens are computed again from all their

@@ -41,6 +41,8 @@ class ExactSinks(State):
         index = self.seen[:, None] + real.cumsum(1) - 1  # among the row's own tokens
         rows, columns = (real & (index < most)).nonzero(as_tuple=True)
         places = index[rows, columns]
+        # not in place: a cache may be filled in torch's inference mode, and used after it
+        self.held, self.where = tuple(held.clone() for held in self.held), self.where.clone()
         for held, new in zip(self.held, (keys, values), strict=True):
             held[rows, :, places] = new[rows, :, columns]
         self.where[rows, :, places] = (start + columns).to(torch.int32)[:, None]
