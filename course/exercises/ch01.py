@@ -147,8 +147,9 @@ visible = Exercise(
         "a row does not see all tokens of its text": lambda r, right, *case: (~r & right).any(),
     },
     shapes={
+        "the mask must have two dimensions: [batch, total]": lambda r, *case: r.dim() != 2,
         "the mask must have one row for each text: [batch, total]": lambda r, right, *case: (
-            r.dim() < 2 or len(r) != len(right)
+            len(r) != len(right)
         ),
         "the mask must have `total` columns: [batch, total]": lambda *case: True,
     },

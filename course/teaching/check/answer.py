@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dis
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -125,6 +125,15 @@ def run(function: Callable, case: tuple) -> tuple:
     except (Exception, SystemExit) as error:
         result = error
     return result, not all(same(one, other) for one, other in zip(arguments, case))
+
+
+def container(answer: Callable, right: Callable, case: tuple) -> str:
+    """What there is to say of a right answer in a list or generator, where the next line wants another."""
+    given, wanted = (function(*copy.deepcopy(case)) for function in (answer, right))
+    name = f". Yours is a {type(given).__name__}"
+    if isinstance(wanted, Tensor) and not isinstance(given, Tensor):
+        return f"{name}, and the lines below compute with a tensor: return one"
+    return f"{name}, which can be read once: return a list" if isinstance(given, Iterator) else ""
 
 
 def plain(value):

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 
 from . import tally
-from .answer import fits, plain, run, same, same_rows, same_shape, untouched
-from .sentences import IN_PLACE, difference, kind, no_value, not_a_number, pattern, power, stopped
+from .answer import container, fits, plain, run, same, same_rows, same_shape, untouched
+from .as_if import as_if
+from .sentences import IN_PLACE, difference, kind, no_value, not_a_number, parts, pattern, power, stopped
 
 EMPTY = inspect.Parameter.empty  # a check that was called without an answer
 CORRECT, INCORRECT, NOT_ATTEMPTED = "correct", "incorrect", "not attempted"
@@ -99,7 +100,7 @@ class Exercise:
         draws = [self._tried(answer, one) for one in (cases, *more)]
         bad = [one for one in draws if one.wrong or one.changed or kind(self.holds, one.given)]
         if not bad:
-            return Verdict(CORRECT, self.praise)
+            return Verdict(CORRECT, self.praise + container(answer, self.right, cases[0]))
         first, wrong = bad[0], bad[0].wrong
         so_far = (
             f"test {wrong[0] + 1} of {len(cases)}: {self.grows[wrong[0]]}" if self.grows and wrong else ""
@@ -180,6 +181,8 @@ class Exercise:
             yield self._made(known, given, wrong), False
         yield self._one_of_several(given, wanted), False
         yield kind(self.holds, [given[number] for number in wrong]), False
+        yield self._as_if(cases, given, wrong), False
+        yield self._parts(given, wanted, wrong), False
         yield self._seen(answer, cases, given, wanted, wrong), False
         if self.grows and self.alike is not same_rows:
             yield self._made(known, given, range(wrong[0] + 1)), False
@@ -222,15 +225,23 @@ class Exercise:
                 return f"you return {len(given[0])} things, and number {number + 1} is right: return it alone"
         return ""
 
+    def _as_if(self, cases, given, wrong) -> str:
+        names = list(inspect.signature(self.right).parameters)
+        cases, given = [cases[number] for number in wrong], [given[number] for number in wrong]
+        return as_if(self.right, names, cases, given, self._alike)
+
+    def _parts(self, given, wanted, wrong) -> str:
+        return parts([given[number] for number in wrong], [wanted[number] for number in wrong], self._alike)
+
     def _seen(self, answer, cases, given, wanted, wrong) -> str:
-        """What an answer shows, or the first wrong result that shows something."""
+        """What an answer shows, or a wrong result: the first, or where no tests grow the first that shows."""
         if sentence := power(answer):
             return sentence
         if all(any(same(result, part) for part in case) for result, case in zip(given, cases)):
             return "it returns what it was given, unchanged"
         if sentence := not_a_number(given[wrong[0]]):
             return sentence
-        for number in wrong:
+        for number in wrong[:1] if self.grows else wrong:
             if isinstance(given[number], BaseException):
                 continue
             signs = self.signs if same_shape(given[number], wanted[number]) else self.shapes
