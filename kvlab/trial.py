@@ -170,9 +170,16 @@ def padded(model, spec: Spec, rows: list[list[int]]) -> str:
 
 
 def counted(model, spec: Spec, row: list[int]) -> str:
-    """The bytes counted, beside those of `full`."""
+    """The bytes counted, beside those of `full`; a whole cache counts fewer with bits than without."""
     held, whole = (logits(model, one, [row])[1].stats().device_bytes for one in (spec, "full"))
     assert math.isfinite(held) and held >= 0, f"{held} bytes are counted"
+    if bits := spec.method.family == WHOLE and spec.parameters.get("bits"):
+        plain = Spec(spec.name, spec.method, spec.parameters | {"bits": 0})
+        seen = [logits(model, one, [row])[1].stats() for one in (spec, plain)]
+        few, many = (stats.device_bytes + stats.host_bytes for stats in seen)
+        assert few < many, (
+            f"{few} with {bits=}, {many} without: its numbers take more values than {bits} bits"
+        )
     return f"{held} of the {whole} that full holds, {held / whole:.0%}"
 
 

@@ -79,6 +79,8 @@ class Cache:
             raise ValueError(f"keep={cls.keep!r}: expected snapkv, norm_score or a method of your class")
         if cls.pages and not cls.page:
             raise ValueError("pages are read where there are pages: page=16,pages=4")
+        if not _holds(cls):
+            raise ValueError("append holds nothing: set self.K and self.V in it, as in chapter 2")
         cache = cls()
         if cache.fetch and cache.turns is None:
             cache.turns = skew(model)
@@ -158,6 +160,8 @@ class Cache:
     def let_go(self, layer: int, stay: Tensor) -> Tensor:
         """Let go of all tokens but these, `[heads, kept]` by their slots. Returns these in order."""
         stay = stay.sort(-1).values
+        if not stay.diff().all():
+            raise ValueError(f"{self.keep} names a token twice: each head keeps different ones")
         rows = stay[..., None].expand(-1, -1, self.K[layer].shape[2])
         self.K[layer], self.V[layer] = self.K[layer].gather(1, rows), self.V[layer].gather(1, rows)
         return stay
@@ -377,9 +381,14 @@ def __getattr__(name: str):
     if name != "MyCache":
         raise AttributeError(name)
     own = kept.saved("MyCache") or Cache
-    cache = own()
+    return own if _holds(own) else type("MyCache", (own,), {"append": Cache.append})
+
+
+def _holds(kind: type[Cache]) -> bool:
+    """Whether a fresh cache holds a token that comes."""
+    cache = kind()
     cache.append(0, torch.ones(1, 1, 1), torch.ones(1, 1, 1))
-    return own if cache.K else type("MyCache", (own,), {"append": Cache.append})
+    return bool(cache.K)
 
 
 def keep(made: Callable) -> Callable:

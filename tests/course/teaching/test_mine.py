@@ -228,6 +228,38 @@ def test_the_doctor_says_that_a_whole_cache_lets_nothing_go(capsys):
     assert trial.run(f"{__name__}.Hoards:keep=snapkv,budget=1") == 0  # nothing has to go
 
 
+class Idle(mine.Cache):
+    """Its store rounds nothing."""
+
+    def store(self, layer):
+        pass
+
+
+class Repeats(mine.Cache):
+    """Its rule names the newest token again and again."""
+
+    def snapkv(self, layer, q):
+        return torch.full((len(self.K[layer]), self.count(layer)), self.K[layer].shape[1] - 1)
+
+
+class Empty(mine.Cache):
+    """The append of chapter 1."""
+
+    def append(self, layer, k, v):
+        pass
+
+
+@pytest.mark.parametrize(
+    "method, said",
+    (("Idle:bits=4", "without: its numbers take more values than 4 bits"),
+     ("Repeats:keep=snapkv,budget=0.4", "snapkv names a token twice"), ("Empty", "append holds nothing")),
+)  # fmt: skip
+def test_the_doctor_names_a_part_that_does_nothing(method, said, capsys):
+    assert trial.run(f"{__name__}.{method}") == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[!!]")]
+    assert wrong and said in wrong[0] + wrong[-1], wrong
+
+
 def test_the_doctor_names_the_settings_of_a_whole_cache():
     with pytest.raises(ValueError, match="has no parameter 'bit', did you mean bits"):
         trial.run("course.teaching.mine.Cache:bit=4")
