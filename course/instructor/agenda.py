@@ -108,6 +108,13 @@ def untaught(sessions: list[tuple]) -> list[int]:
     return [question.number for question in questions() if question.chapter not in taught]
 
 
+def unpredicted(sessions: list[tuple], chapters: dict[int, list[Section]]) -> list[int]:
+    """The chapters of an agenda that leave all that there is to predict for home."""
+    items = [item for _, _, some in sessions for item in some if isinstance(item, Chapter)]
+    asking = lambda item: any(one.heading == "Predict" for one in done(item, chapters[item.number]))
+    return sorted({item.number for item in items} - {item.number for item in items if asking(item)})
+
+
 def scoring(sessions: list[tuple]) -> list[int]:
     """The chapters of an agenda that need lm-eval, which a kit brings on request."""
     paths = {int(path.name[:2]): path for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))}
@@ -169,6 +176,11 @@ def agenda(name: str, chapters: dict[int, list[Section]], titles: dict[int, str]
             f"The set-up: chapter {' and '.join(map(str, needing))} needs lm-eval, 140 MB more. Learners "
             "start at home with `sh start.sh --all` (Windows: `start.bat --all`), a stick is filled with "
             "`sh start.sh --stick --all`, and the check in the room is `sh start.sh --all --check`.\n"
+        )
+    if numbers := unpredicted(sessions, chapters):
+        parts.append(
+            f"*Predict* of chapter {' and '.join(map(str, numbers))} stays for home. Its cells run all the "
+            "same and print the answer, so ask for hands before you run them, which takes two minutes.\n"
         )
     for index, (start, end, items) in enumerate(sessions, 1):
         rows = session(start, items, chapters, titles)
