@@ -9,7 +9,10 @@ from . import keep
 from .finding import Method, find
 from .spec import parse
 
-LEFT_OUT = re.compile(" (?:Raises |State: |Parts: |Deviations?: )")  # after these, no parameters
+LEFT_OUT = re.compile(
+    " (?:Raises |State: |Parts: |Deviations?: |The default cost |Cost(?: of the codes)?: )"
+)  # after these, no parameters
+ELSEWHERE = re.compile("(?:see|as in) `")  # a meaning that another class has
 OTHERS = {  # parameters that no class of the method explains under their name
     "chunk": "tokens that stay or go together, by the mean of their scores (ChunkKV, Liu et al. 2025).",
     "smooth": "0 to 1: divide every channel of K by its own size to that power before it is quantized.",
@@ -17,6 +20,8 @@ OTHERS = {  # parameters that no class of the method explains under their name
     "skip_layers": "layers that stay exact, from the first or from the last back, as in 0+1+-2+-1.",
     "group": "neighbouring channels that share a scale.",
     "scale": 'dtype of the scales, "fp16" or "fp32".',
+    "nonfinite": '"refuse" NaN, infinity and values too large for the format, or "clip" them to its largest.',
+    "extra": "spare rows of the policy `compromise`, as a share of length - 1.",
     "k": "the format of keys.",
     "v": "the format of values.",
     "pool": "the room on the host: a fraction of the prompt's tokens, or a count.",
@@ -48,13 +53,14 @@ def meanings(method: Method) -> dict[str, str]:
             starts = [*begins.finditer(part)]
             for start, end in zip(starts, [*(one.start() for one in starts[1:]), len(part)]):
                 meaning = LEFT_OUT.split(part[start.end() : end])[0].strip()
-                for name in start[1].split(", "):
+                for name in start[1].split(", ") if not ELSEWHERE.match(meaning) else ():
                     found.setdefault(name, meaning)
     return {name: OTHERS[name] for name in method.parameters if name in OTHERS} | found
 
 
 def kinds(method: Method) -> list[type]:
-    """The classes of kvlab in a method's policies, and their bases."""
+    """The classes in a method's policies that are kvlab's or made from them, and their bases."""
+    ours = lambda kind: any(one.__module__.startswith("kvlab") for one in kind.__mro__)
     entered = [kind for kind in vars(keep).values() if isinstance(kind, type)]
     own = [k for k in entered if any(e.name == method.name for e in vars(k).get("entries", ()))]
     if "profile" in method.parameters:  # a file is needed
@@ -67,9 +73,9 @@ def kinds(method: Method) -> list[type]:
         todo, seen = [*method.policies().values()], {}
     while todo:
         one = todo.pop(0)
-        if type(one).__module__.startswith("kvlab") and id(one) not in seen:
+        if ours(type(one)) and id(one) not in seen:
             seen[id(one)] = one
             todo += getattr(one, "__dict__", {}).values()
     first = [*own, *map(type, seen.values())]  # a class's own words come before its base's
     found = dict.fromkeys([*first, *(kind for one in first for kind in one.__mro__)])
-    return [kind for kind in found if kind.__module__.startswith("kvlab")]
+    return [kind for kind in found if ours(kind)]

@@ -109,11 +109,14 @@ def _import(path: str) -> Method:
     if role is None or not inspect.isclass(policy):
         raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")
 
+    summary = (inspect.getdoc(policy) or "").split("\n")[0]
+    if role == "keep":
+        return Method(path, summary, policies=_alone(policy, Entry(path, summary)))
+
     def policies(**parameters):
         return put(role, policy(**parameters))
 
     policies.__signature__ = inspect.signature(policy)
-    summary = (inspect.getdoc(policy) or "").split("\n")[0]
     return Method(path, summary, policies=policies)
 
 

@@ -27,11 +27,11 @@ class Quest(TopK):
     Tokens of a page that a keep or a window dropped still count in its bounds.
 
     budget: tokens fetched at most per step and head, rounded down to pages (see `TopK`; 1: everything). page:
-    tokens. full_layers: first layers that fetch everything (2 in the paper). digest: `bounds`, or `centre`:
-    instead of a channel's smallest and largest value, the middle between them minus and plus the mean
-    distance of the page's keys from it. That is no bound, but a single outlying key no longer decides for the
-    whole page (ArkVale, Chen et al. 2024, NeurIPS, with pages of 32 tokens; without its permanent pages, the
-    first two and the last two).
+    tokens of one. full_layers: first layers that fetch everything (2 in the paper). digest: `bounds`, or
+    `centre`: instead of a channel's smallest and largest value, the middle between them minus and plus the
+    mean distance of the page's keys from it. That is no bound, but a single outlying key no longer decides
+    for the whole page (ArkVale, Chen et al. 2024, NeurIPS, with pages of 32 tokens; without its permanent
+    pages, the first two and the last two).
     Deviation: the paper ranks pages for every query head; here the heads of a group together fetch the pages
     with the largest weight, the mean over these heads of the softmax over pages of their scaled bounds
     (`attention.group_importance`; Yuan et al. 2025, arXiv 2502.11089, equation 10, sums likewise).

@@ -37,7 +37,7 @@ class ShadowKV(Device):
     budget: tokens fetched at most per step and head, a fraction being of those seen; rounded down to chunks,
     one at least; 1: everything. rank: numbers per token, a count, or below 1 a fraction of kv_heads *
     head_dim (the paper's 160 of 1,024 are 0.156); 1: all. outliers: chunks, a count, or below 1 a fraction of
-    the prompt's. chunk: tokens. recent: chunks.
+    the prompt's. chunk: tokens of one. recent: chunks at the prompt's end that stay exact.
     Deviations: the paper has 48 outliers of 15,000 chunks, which would be all of a short prompt, so they are
     a fraction here; the host also holds the values of exact chunks. A pass of several tokens reads every
     chunk. A layer with a sliding window holds few tokens and stays on the device unchanged. ValueError for

@@ -28,9 +28,9 @@ class Kivi(Growing):
     so the first one may be short: in a left-padded batch each row then has the same blocks as alone.
 
     bits: 2, 4 or 8. group: tokens of a block of K, and channels of V that share a scale (their greatest
-    common divisor with head_dim). recent: tokens, at least 0. nonfinite: as in `Int`. Cost of the codes: bits
-    + 32 / group bits per value. Blocks cannot lose single tokens: ValueError for an evicting keep and for a
-    host that fetches tokens.
+    common divisor with head_dim). recent: newest tokens in full precision, 0 or more. nonfinite: as in `Int`.
+    Cost of the codes: bits + 32 / group bits per value. Blocks cannot lose single tokens: ValueError for an
+    evicting keep and for a host that fetches tokens.
     """
 
     def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
