@@ -18,9 +18,9 @@ from .tables import Board
 SHOWN = 40  # documents of a task on the page
 LOST, BOTH, RIGHT = "lost", "both wrong", "all right"  # in which order documents come
 TITLES = {
-    LOST: "{base} answers, another method does not",
-    BOTH: "{base} does not answer either",
-    RIGHT: "every method answers",
+    LOST: "Answered by {base}, but not by another method",
+    BOTH: "Not answered by {base}",
+    RIGHT: "Answered by every method",
 }
 
 
