@@ -6,8 +6,7 @@ import pytest
 import torch
 from families import profiles
 from families.profiles import profiled
-from tiny import FAMILIES, LOSSY, NEUTRAL, SAME, prompt, refused, tiny
-from transformers import DynamicCache
+from tiny import FAMILIES, LOSSY, NEUTRAL, SAME, greedy, prompt, refused, tiny
 
 import kvlab
 
@@ -25,20 +24,7 @@ def in_turn(specs) -> list[tuple[str, str]]:
 
 @functools.cache
 def reference(family: str):
-    """Greedy tokens of a prompt and their log-probabilities, from transformers and its own attention."""
-    model, ids = tiny(family, "sdpa"), prompt(21, rows=2)
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=STEPS,
-        do_sample=False,
-        past_key_values=DynamicCache(),
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    tokens = out.sequences[:, ids.shape[1] :]
-    logprobs = torch.stack(out.logits, 1).float().log_softmax(-1)
-    return tokens, logprobs.gather(2, tokens[..., None])[..., 0]
+    return greedy(family, prompt(21, rows=2), STEPS)
 
 
 @pytest.mark.parametrize("spec, family", in_turn([spec for spec in NEUTRAL if spec not in SAME.values()]))

@@ -129,6 +129,16 @@ def tiny(family: str, attention: str = "kvlab", dtype: torch.dtype = torch.float
     return model
 
 
+def greedy(family: str, ids: torch.Tensor, steps: int, mask=None, **changes):
+    """(Greedy tokens, their log-probabilities) of transformers alone, with its own cache and attention."""
+    out = tiny(family, "sdpa", **changes).generate(
+        ids, attention_mask=torch.ones_like(ids) if mask is None else mask, max_new_tokens=steps,
+        do_sample=False, return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    tokens = out.sequences[:, ids.shape[1] :]
+    return tokens, torch.stack(out.logits, 1).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+
+
 def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, VOCABULARY, (rows, tokens), generator=generator)

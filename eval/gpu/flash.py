@@ -15,10 +15,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab.store import Exact, Float8, Int
-
 from .bench import spread
-from .right import triton_there
+from .right import FORMS, triton_there
 from .unit import FIRST, LAST, NEXT, Unit
 
 SHAPES = {  # heads, KV heads, head dimension
@@ -26,14 +24,7 @@ SHAPES = {  # heads, KV heads, head dimension
     "Llama-2-13B": (40, 40, 128),
     "small": (4, 2, 64),
 }
-FORMS = {
-    "exact": Exact,
-    "int8": lambda: Int(8),
-    "int8:group=32": lambda: Int(8, 32),
-    "int4": lambda: Int(4),
-    "int4:group=32": lambda: Int(4, 32),
-    "fp8:e4m3": lambda: Float8("e4m3"),
-}
+NAMES = ("exact", "int8", "int8:group=32", "int4", "int4:group=32", "fp8:e4m3")  # of FORMS
 FLASH = ("bf16 flash", "bf16 flash, group as queries")  # K and V read once by either
 COPIES, TIMES_CACHE = 64, 8  # copies of K and V at most; bytes of all of int4's over the device's cache
 REPEATS, SEVERAL = 15, 10  # times that are counted, and replays of a graph in each
@@ -51,7 +42,7 @@ def units(size: str) -> list[Unit]:
         return [Unit("attention", "small, 160 tokens, batch 2", FIRST, 5, given)]
     return [
         Unit("attention", f"{shape}, {tokens} tokens, batch {batch}", rank, 5,
-             {"shape": shape, "tokens": tokens, "batch": batch, "forms": list(FORMS)})
+             {"shape": shape, "tokens": tokens, "batch": batch, "forms": list(NAMES)})
         for shape, batch, tokens, rank in SIZES
     ]  # fmt: skip
 

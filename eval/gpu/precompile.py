@@ -81,7 +81,7 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
     found = [
         partial(attend, make(), *sizes, split)
         for name, sizes in flash.SHAPES.items()
-        for make in flash.FORMS.values()
+        for make in map(right.FORMS.get, flash.NAMES)
         if name != "small" and gpu.compiles(make(), capability)
         for split in (64, 16)  # more splits are merged by a kernel that is compiled there
     ]

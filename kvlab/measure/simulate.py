@@ -91,18 +91,17 @@ def _after(steps: list[list[Work]], step: int, layer: int) -> tuple[int, Work] |
 
 
 SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "topk", "infinigen")
+H2O, BITS = 0.2, 4.25  # part of the tokens that h2o holds; bits of a quantized value, its scale included
 
 
 def decode_works(
     system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int, *,
-    h2o: float = 0.2, fetched: float = 0.1, ratio: float = 0.3, bits: float = 4.25, memory: float = 0.5,
-    launches: float | None = None,
+    fetched: float = 0.1, ratio: float = 0.3, launches: float | None = None,
 ) -> list[Work]:  # fmt: skip
     """The layers of one decode step of a system on a machine, by a roofline, in 16 bits.
 
-    tokens: held per row before the step. h2o: part of the tokens that h2o holds; fetched: part that `topk`
-    and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
-    quantized cache, scales included; memory: part of the tokens that unified memory has room for.
+    tokens: held per row before the step; h2o holds a fifth, for which unified memory has room. fetched: part
+    of the tokens that `topk` and `infinigen` fetch; ratio: part of the columns in the partial key cache.
     launches: seconds that the host needs for a layer's operators, if measured: no part is shorter than its
     share. `infinigen` rehearses with the chosen columns of W_q alone, as in the paper and in folded models
     here (RoPE needs all of W_q). Projections read their weights or compute, whichever is longer;
@@ -113,9 +112,9 @@ def decode_works(
     if system not in SYSTEMS:
         raise ValueError(f"system={system!r}: expected one of {', '.join(SYSTEMS)}")
     h, token = shape.hidden, 4 * batch * shape.kv_heads * shape.head_dim  # bytes of K and V of a token
-    held = tokens * (h2o if "h2o" in system else 1.0)
+    held = tokens * (H2O if "h2o" in system else 1.0)
     chosen = system in ("topk", "infinigen")
-    small = bits / 16 if "int4" in system else 1.0
+    small = BITS / 16 if "int4" in system else 1.0
 
     def matrix(values: float) -> float:
         return max(2 * values / machine.memory, 2 * batch * values / machine.flops)
@@ -126,7 +125,7 @@ def decode_works(
     kv_share = shape.kv_heads / shape.heads
     asks = {
         "offload": AHEAD, "offload+int4": AHEAD, "offload+h2o": AHEAD, "topk": NEEDED, "infinigen": REHEARSED,
-        "uvm": NEEDED, "uvm+h2o": NEVER if h2o <= memory else NEEDED, "full": NEVER,
+        "uvm": NEEDED, "uvm+h2o": NEVER, "full": NEVER,
     }  # fmt: skip
     layers = []
     for layer in range(shape.layers):

@@ -2,10 +2,9 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
-from fast.stepped import decoded
+from fast.stepped import decoded, read_in_place
 from tiny import left_padded, prompt, tiny
 
 import kvlab
@@ -71,15 +70,7 @@ def test_weights_are_held_once_and_read_where_they_are(kind, per_weight):
     rows = sum(m.out_features for m in plain.modules() if isinstance(m, torch.nn.Linear))
     held = sum(p.nbytes for p in fast.parameters())
     assert held == expected + (4 * rows if kind == "int8" else 0)
-    body = fast.forward.body
-    flat, arrays = [body.into, body.out_of, body.last], []
-    while flat:
-        one = flat.pop()
-        flat += one if isinstance(one, tuple | list) else []
-        arrays += [one] if isinstance(one, np.ndarray) and one.size else []
-    assert arrays and all(
-        any(np.shares_memory(array, p.detach().numpy()) for p in fast.parameters()) for array in arrays
-    )
+    assert read_in_place(fast)
 
 
 def test_a_copy_decodes_alike_and_neither_is_written(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import left_padded, prompt, tiny
+from tiny import greedy, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
@@ -18,18 +18,7 @@ def engine(family="llama", length=S, **options):
 
 
 def reference(family, ids, mask=None, steps=STEPS, **changes):
-    """Greedy tokens and log-probabilities from transformers alone, with its own attention."""
-    out = tiny(family, "sdpa", **(SMALL | changes)).generate(
-        ids,
-        attention_mask=torch.ones_like(ids) if mask is None else mask,
-        max_new_tokens=steps,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    tokens = out.sequences[:, ids.shape[1] :]
-    logprobs = torch.stack(out.logits, 1).float().log_softmax(-1)
-    return tokens, logprobs.gather(2, tokens[..., None])[..., 0]
+    return greedy(family, ids, steps, mask, **SMALL, **changes)
 
 
 def assert_same(trace, expected, atol=1e-4):
