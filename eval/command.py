@@ -64,9 +64,6 @@ class Report(Measurement):
                 f"--out {self.folder}: there are no results in this folder; run {PROGRAM} all first"
             )
 
-    def cells(self) -> list:
-        return []
-
 
 @dataclass(kw_only=True)
 class Merge(Measurement):
@@ -86,9 +83,6 @@ class Merge(Measurement):
         for folder in self.folders:
             if not Store(address(folder)).files.names():
                 raise Problem(f"{folder}: there are no cells in this folder")
-
-    def cells(self) -> list:
-        return []
 
     def run(self, store, show) -> int:
         new, total = merge([address(folder) for folder in self.folders], store, show.line)

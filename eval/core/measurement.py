@@ -1,9 +1,9 @@
 """Measurement: one kind of result, and the loop that makes the cells of every kind.
 
 A measurement is a dataclass. Its fields are the options of its sub-command (`option` says how each is read),
-`cells()` says which results are wanted and `make(cell)` makes one; where several are cheaper or fairer
-together, `made(cells, bar)` yields them as they come. `run` keeps what is stored with the same configuration,
-makes the rest, and stores every result with its versions, commit and machine.
+`cells()` says which results are wanted and `made(cells, bar)` yields them as they come. `run` keeps what is
+stored with the same configuration, makes the rest, and stores every result with its versions, commit and
+machine.
 
 Modules of measurements import nothing heavy at their top: a command line is answered from them.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .digests import code_digest, method_digest, model_digest
-from .errors import Failed, Problem, describe
+from .errors import Failed, Problem
 from .files import address
 from .machine import commit, machine, versions
 
@@ -100,38 +99,13 @@ class Measurement:
         """Raises Problem or ValueError, with one clear line, for options that cannot be."""
 
     def cells(self) -> list[Cell]:
-        """The wanted results."""
-        raise NotImplementedError
-
-    def make(self, cell: Cell) -> dict:
-        """One cell's numbers."""
-        raise NotImplementedError
+        """The wanted results; none where none is made."""
+        return []
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
-        """Every cell with its numbers or why there are none, made in this process on as many threads as
-        `threads` says; `bar.at(what, part)` says how far it is."""
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or before)
-        try:
-            for cell in cells:
-                bar.at(cell.task, 0)
-                yield cell, self._one(cell)
-                bar.at(cell.task, self.work(cell))
-        finally:
-            torch.set_num_threads(before)
-
-    def _one(self, cell: Cell) -> dict | Failed:
-        """A cell's numbers, and how long they took; or why there are none. Raises Problem."""
-        started = time.perf_counter()
-        try:
-            found = self.make(cell)
-            return {"device": "cpu", "seconds": time.perf_counter() - started} | found
-        except Problem:
-            raise
-        except Exception as error:
-            return Failed(*describe(error))
+        """Every cell with its numbers or why there are none, as they come; `bar.at(what, part)` says how far
+        it is."""
+        raise NotImplementedError
 
     def work(self, cell: Cell) -> float:
         """How long a cell takes beside others of its kind, as far as that is known."""

@@ -57,9 +57,6 @@ class Reproduce(Measurement):
         if self.rows is not None and not self.rows.is_dir():
             raise Problem(f"--rows {self.rows}: there is no such folder")
 
-    def cells(self) -> list:
-        return []
-
     def file(self, name: str) -> Path:
         """Where a study is collected."""
         return (ROOT / "docs" / "results" if self.in_documents else self.folder) / f"{name}.json"

@@ -22,9 +22,12 @@ class Slow(Measurement):
     def cells(self):
         return [Cell("m", "", f"part {i}", {}) for i in range(3)]
 
-    def make(self, cell):
-        time.sleep(0.5 if cell.task == "part 1" else 0)
-        return {"rows": [1, 2]}
+    def made(self, cells, bar):
+        for cell in cells:
+            bar.at(cell.task, 0)
+            time.sleep(0.5 if cell.task == "part 1" else 0)
+            yield cell, {"device": "cpu", "seconds": 0.5, "rows": [1, 2]}
+            bar.at(cell.task, 1)
 
 
 def test_a_line_for_every_cell_and_no_long_silence(tmp_path, capsys, monkeypatch):
