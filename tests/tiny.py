@@ -144,6 +144,19 @@ def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, VOCABULARY, (rows, tokens), generator=generator)
 
 
+def fed(model, how: str | dict, ids, mask=None, steps: int = 6, fork=None):
+    """(Cache, logits `[rows, 1 + steps, vocabulary]` of a prompt's last token and of tokens behind it) of a
+    method or of policies; fork: the rows that the steps go on with."""
+    cache = kvlab.make_cache(model, how) if isinstance(how, str) else kvlab.KVCache(model, **how)
+    stepper = kvlab.Stepper(model, cache)
+    found = stepper.feed(ids, mask, last=True)
+    if fork is not None:
+        stepper.fork(fork)
+        found = found[fork]
+    later = (prompt(1, len(found), seed=step) for step in range(steps))
+    return cache, torch.stack([found, *(stepper.feed(ids, last=True) for ids in later)], 1)
+
+
 def left_padded(prompts: list[torch.Tensor]):
     """Prompts `[1, tokens]` of different lengths -> (ids, mask), padded on the left."""
     longest = max(ids.shape[1] for ids in prompts)

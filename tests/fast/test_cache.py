@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from drawn import FORMS
-from tiny import left_padded, prompt, tiny
+from tiny import fed, left_padded, prompt, tiny
 from triton_here import needs_triton
 
 import kvlab
@@ -45,6 +45,7 @@ FITTING = {
     "offload": {"store": Growing(Int(4)), "place": Host(link=Link())},
     "infinigen": {"store": Growing(Int(8)), "place": Host(InfiniGen(9), Link())},
 }
+PROMPTS = [prompt(23, seed=1), prompt(14, seed=2)]
 OTHERS = {
     "asymmetric": {"store": Int(4, symmetric=False)},
     "renumbered keys": {"keep": Sinks(9, renumber=True)},
@@ -80,24 +81,23 @@ def without_kernels(monkeypatch):
 
 
 def decoded(model, answers, prompts, fork=None):
-    ids, mask = left_padded(prompts)
-    stepper = kvlab.Stepper(model, kvlab.KVCache(model, **answers))
-    stepper.feed(ids, mask)
-    if fork is not None:
-        stepper.fork(fork)
-    rows = len(prompts) if fork is None else len(fork)
-    return torch.cat([stepper.feed(prompt(1, rows, seed=step)) for step in range(5)], 1)
+    return fed(model, answers, *left_padded(prompts), steps=5, fork=fork)[1][:, 1:]
+
+
+def check_near(found, monkeypatch, *given):
+    """Nearly what is decoded without kernels: a last digit may round one code of a later layer otherwise."""
+    without_kernels(monkeypatch)
+    expected = decoded(*given)
+    assert (found - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("name", FITTING)
 def test_logits_are_those_without_kernels(name, calls, monkeypatch):
-    """Nearly: a last digit may round one code of a later layer the other way."""
-    model, prompts, fork = llama(), [prompt(23, seed=1), prompt(14, seed=2)], torch.tensor([1, 0, 1])
-    found = decoded(model, FITTING[name], prompts, fork)
+    model = llama()
+    given = model, FITTING[name], PROMPTS, torch.tensor([1, 0, 1])
+    found = decoded(*given)
     assert len(calls) == 5 * model.config.num_hidden_layers
-    without_kernels(monkeypatch)
-    expected = decoded(model, FITTING[name], prompts, fork)
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    check_near(found, monkeypatch, *given)
     assert len(calls) == 5 * model.config.num_hidden_layers
 
 
@@ -122,13 +122,11 @@ def test_what_kernels_cannot_do_goes_without(name, calls):
 )
 def test_every_format_is_read_by_a_kernel_or_goes_without(form, calls, monkeypatch):
     """One that says nothing of kernels decodes first, and so does one that promises more than they know."""
-    found = decoded(llama(), {"store": form}, [prompt(23)])
+    given = llama(), {"store": form}, [prompt(23)]
+    found = decoded(*given)
     assert knows(coded(form)) or not calls
-    if not calls:
-        return
-    without_kernels(monkeypatch)
-    expected = decoded(llama(), {"store": form}, [prompt(23)])
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    if calls:
+        check_near(found, monkeypatch, *given)
 
 
 # On a GPU, or what stands in for one: the kernel of `fast/gpu.py` in Triton's interpreter, or a fake.
@@ -144,25 +142,20 @@ def as_on_a_gpu(monkeypatch):
 @needs_triton
 @pytest.mark.parametrize("name", ["int8", "int4", "rotated", "rotated keys", "static", "offload"])
 def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monkeypatch):
-    model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
-    found = decoded(model, FITTING[name], prompts)
-    assert len(calls) == 5 * model.config.num_hidden_layers and list(packed._trusted.values()) == [True]
-    without_kernels(monkeypatch)
-    expected = decoded(model, FITTING[name], prompts)
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    given = llama(), FITTING[name], PROMPTS
+    found = decoded(*given)
+    assert len(calls) == 5 * given[0].config.num_hidden_layers and list(packed._trusted.values()) == [True]
+    check_near(found, monkeypatch, *given)
 
 
 @needs_triton
 def test_kivi_on_a_gpu_decodes_through_triton_once_something_is_written(as_on_a_gpu, calls, monkeypatch):
     """Prompts of 23 and 14 tokens fit into a window of 24: the second of five steps writes a block."""
-    model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
-    setting = {"store": Kivi(4, 2, 24)}
-    found = decoded(model, setting, prompts)
-    assert len(calls) == 4 * model.config.num_hidden_layers and list(packed._trusted.values()) == [True]
+    given = llama(), {"store": Kivi(4, 2, 24)}, PROMPTS
+    found = decoded(*given)
+    assert len(calls) == 4 * given[0].config.num_hidden_layers and list(packed._trusted.values()) == [True]
     assert {case[2] for case in packed._trusted} == {("Kivi", 4, 2)}
-    without_kernels(monkeypatch)
-    expected = decoded(model, setting, prompts)
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    check_near(found, monkeypatch, *given)
 
 
 def refuse(*_):

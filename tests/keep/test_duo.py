@@ -6,10 +6,9 @@ import pytest
 import torch
 from families.models import family
 from families.profiles import RECENT, SINKS, write
-from keep.fed import fed
 from reference.definitions import keep
 from reference.driven import Driven, check
-from tiny import prompt, tiny
+from tiny import fed, prompt, tiny
 
 import kvlab
 from kvlab.calibrate import profile
@@ -66,7 +65,7 @@ def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
     model, file = kvlab.prepare(copy.deepcopy(family("LFM2"))), str(tmp_path / "profile")
     about = {"sinks": SINKS, "recent": RECENT}
     profile.write(file, "duo", model, {"gates": torch.tensor([[1.0, 0.0, 1.0]])}, **about)
-    cache, _ = fed(model, Duo(file, heads=0.67), prompt(20), steps=3)
+    cache, _ = fed(model, {"keep": Duo(file, heads=0.67)}, prompt(20), steps=3)
     assert (cache.layers[1].positions[0] >= 0).sum(-1).tolist() == [23, SINKS + RECENT, 23]
     profile.write(file, "duo", model, {"gates": torch.ones(2, 3)}, **about)
     with pytest.raises(ValueError, match=r"^profile=.*: gates has shape \(2, 3\), expected \(1, 3\)$"):
@@ -76,6 +75,6 @@ def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
 def test_window(made):
     """In a layer with a sliding window a retrieval head holds the window, a streaming head less."""
     model = tiny("mistral", sliding_window=12)
-    cache, _ = fed(model, Duo(made(model), 0.5), prompt(40), steps=3)
+    cache, _ = fed(model, {"keep": Duo(made(model), 0.5)}, prompt(40), steps=3)
     counts = {int(n) for layer in cache.layers for n in (layer.positions[0] >= 0).sum(-1)}
     assert counts == {11, RECENT}  # what the next query will see; the first tokens are out of sight

@@ -6,10 +6,9 @@ import pytest
 import torch
 from families.models import family
 from families.profiles import RECENT, write
-from keep.fed import fed
 from reference.definitions import keep
 from reference.driven import Driven, check
-from tiny import prompt, tiny
+from tiny import fed, prompt, tiny
 
 import kvlab
 from kvlab.calibrate import profile
@@ -105,7 +104,7 @@ def test_bad_input(made, tmp_path):
 def test_window(made):
     """In a layer with a sliding window, what it still sees is judged."""
     model = tiny("mistral", sliding_window=12)
-    cache, _ = fed(model, KVzap(made(model)), prompt(40), steps=3)
+    cache, _ = fed(model, {"keep": KVzap(made(model))}, prompt(40), steps=3)
     held = [head[head >= 0].tolist() for layer in cache.layers for head in layer.positions[0]]
     assert all(mine[-RECENT:] == [38, 39, 40, 41, 42] and mine[0] >= 32 for mine in held)
     assert len({len(mine) for mine in held}) > 1
@@ -117,13 +116,13 @@ def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
     (rotation,), ids = rotations_of(model), prompt(30)
     all_of_it, policy = (KVzap(made(model), threshold) for threshold in (0, None))
     rounded = kvlab.store.Ragged(kvlab.store.Int(4))
-    whole, _ = fed(model, all_of_it, ids, steps=0, store=rounded)
+    whole, _ = fed(model, {"keep": all_of_it, "store": rounded}, ids, steps=0)
     keys, values = (x[0].double() for x in whole.layers[0].store.read("cpu"))
     weight, frequencies = (
         torch.from_numpy(policy.profile.arrays["weight"][0]).double(),
         rotation.frequencies.tolist(),
     )
-    cache, _ = fed(model, policy, ids, steps=0, store=rounded)
+    cache, _ = fed(model, {"keep": policy, "store": rounded}, ids, steps=0)
     for head, held in enumerate(cache.layers[0].positions[0]):
         about = frequencies, weight[head], float(policy.profile.arrays["bias"][0][head])
         guess = lambda p, about=about: keep.surrogate(keys[:, p], values[:, p], p, *about)

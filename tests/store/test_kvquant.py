@@ -3,29 +3,18 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import left_padded, prompt, started, tiny
+from tiny import fed, left_padded, prompt, started, tiny
 
-import kvlab
 from kvlab.keep import H2O
 from kvlab.store import Growing, NonUniform, PreRope
-
-
-def logits(model, prompts, later=9, **policies):
-    stepper = kvlab.Stepper(model, kvlab.KVCache(model, **policies))
-    found = [stepper.feed(*left_padded(prompts))]
-    found += [stepper.feed(prompt(1, len(prompts), seed=at)) for at in range(later)]
-    return torch.cat(found, 1), stepper
 
 
 def test_the_first_token_of_every_row_is_exact():
     """It is the one that attention rests on, and its key has outliers in every channel."""
     model, prompts = tiny("llama"), [prompt(19, seed=1), prompt(8, seed=2)]
     ids, mask = left_padded(prompts)
-    read = []
-    for spec in ("full", "kvquant:bits=2"):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-        stepper.feed(ids, mask)
-        read.append(stepper.cache.layers[2].store.read(ids.device))
+    caches = [fed(model, spec, ids, mask, steps=0)[0] for spec in ("full", "kvquant:bits=2")]
+    read = [cache.layers[2].store.read(ids.device) for cache in caches]
     for true, ours in zip(*read, strict=True):
         for row, first in enumerate((0, 11)):
             assert torch.allclose(true[row, :, first], ours[row, :, first], atol=1e-5)
@@ -50,12 +39,10 @@ def test_padding_has_no_say_in_levels_even_of_a_row_that_begins_later(seed, axis
 
 
 def test_exact_keys_before_rope_in_a_window_and_among_survivors():
-    window = tiny("mistral", sliding_window=7)
-    prompts = [prompt(19, seed=1), prompt(8, seed=2)]
-    assert torch.allclose(logits(window, prompts)[0], logits(window, prompts, store=PreRope())[0], atol=1e-5)
-    model, keep = tiny("llama"), H2O(0.4)
-    full, stepper = logits(model, prompts, keep=keep)
-    ours, mine = logits(model, prompts, keep=keep, store=PreRope())
-    assert torch.allclose(full, ours, atol=1e-5)
-    for one, other in zip(stepper.cache.layers, mine.cache.layers, strict=True):
-        assert torch.equal(one.slot_positions, other.slot_positions)
+    for model, keep in ((tiny("mistral", sliding_window=7), None), (tiny("llama"), H2O(0.4))):
+        given = left_padded([prompt(19, seed=1), prompt(8, seed=2)])
+        plain, expected = fed(model, {"keep": keep}, *given, steps=9)
+        cache, found = fed(model, {"keep": keep, "store": PreRope()}, *given, steps=9)
+        assert torch.allclose(expected, found, atol=1e-5)
+        for one, other in zip(plain.layers, cache.layers, strict=True):
+            assert torch.equal(one.slot_positions, other.slot_positions)
