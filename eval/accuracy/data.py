@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvlab.parameters import from_json
+from kvlab.parameters import check_file, from_json
 
 from ..core.errors import Problem
 
@@ -38,9 +38,11 @@ def check(asked: str, file: str, about: dict, load: Callable[[str], object]) -> 
 def rows(asked: str, file: str) -> list[tuple[int, dict]]:
     """(line, row) of a file that has a JSON object in every line, or a list of them. Raises Problem."""
     try:
+        check_file(file)
         text = Path(file).read_text(encoding="utf-8-sig")
-    except UnicodeError as error:
-        raise Problem(f"{asked}: this is no text in UTF-8") from error
+    except ValueError as error:
+        why = "this is no text in UTF-8" if isinstance(error, UnicodeError) else str(error)
+        raise Problem(f"{asked}: {why}") from error
     listed = text.lstrip().startswith("[")
     found = []
     for line, said in [(1, text)] if listed else enumerate(text.split("\n"), 1):

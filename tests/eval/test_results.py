@@ -232,3 +232,10 @@ def test_lists_in_lists_without_end_are_one_line(read, tmp_path):
     with pytest.raises(ValueError) as error:
         read(file)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 1000
+
+
+def test_a_pipe_is_no_file_of_rows(tmp_path):
+    """Rows are read twice, so that a pipe would be empty then; one that nobody writes to would never end."""
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(Problem, match="--data x: it is no file"):
+        data.rows("--data x", str(tmp_path / "rows.jsonl"))
