@@ -180,10 +180,9 @@ def test_a_latent_pass_that_breaks_off_leaves_the_next_attention_alone(how, then
             def interrupt(*args):
                 raise KeyboardInterrupt
 
-            hook = latent.model.layers[0].self_attn.kv_b_proj.register_forward_pre_hook(interrupt)
-            with pytest.raises(KeyboardInterrupt):
+            part = latent.model.layers[0].self_attn.kv_b_proj
+            with part.register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
                 stepper.feed(IDS[:, 5:6])
-            hook.remove()
         assert torch.equal(run(), expected)
 
 

@@ -63,11 +63,8 @@ def test_a_prompt_too_large_for_the_device_goes_in_smaller_parts(spec):
         if hidden.shape[1] > 30:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    hook = model.model.layers[2].register_forward_pre_hook(memory, with_kwargs=True)
-    try:
+    with model.model.layers[2].register_forward_pre_hook(memory, with_kwargs=True):
         trace = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 6)
-    finally:
-        hook.remove()
     assert passes[:7] == [100, 50, 25, 25, 25, 25, 1]
     assert torch.equal(trace.tokens, right.tokens)
     assert torch.allclose(trace.logprobs, right.logprobs, atol=1e-4)
@@ -79,12 +76,8 @@ def test_what_does_not_fit_at_all_is_an_error_and_leaves_the_cache_empty():
     def memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    hook = model.model.layers[2].register_forward_pre_hook(memory)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            kvlab.decode(model, prompt(100), cache, 3)
-    finally:
-        hook.remove()
+    with model.model.layers[2].register_forward_pre_hook(memory), pytest.raises(torch.OutOfMemoryError):
+        kvlab.decode(model, prompt(100), cache, 3)
     assert cache.get_seq_length() == 0
     kvlab.decode(model, prompt(100), cache, 3)
 

@@ -25,15 +25,12 @@ def test_trace():
 
 def test_recompute_feeds_everything_again():
     model, fed = tiny("llama"), []
-    hook = model.model.embed_tokens.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))
-    try:
+    with model.model.embed_tokens.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1])):
         kvlab.decode(model, prompt(10), kvlab.make_cache(model, "recompute"), 4)
         assert fed == [10, 11, 12, 13]
         fed.clear()
         kvlab.decode(model, prompt(10), kvlab.make_cache(model, "full"), 4)
         assert fed == [10, 1, 1, 1]
-    finally:
-        hook.remove()
 
 
 def test_prompts_that_cannot_be():

@@ -92,10 +92,9 @@ def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, mo
             stepper = kvlab.Stepper(model, cache)
             stepper.feed(prompt(9))
             stepper.feed(prompt(1))
-            hook = model.model.layers[0].self_attn.v_proj.register_forward_hook(
+            with model.model.layers[0].self_attn.v_proj.register_forward_hook(
                 lambda module, args, out, size=size: out.index_fill(-1, torch.tensor([33]), size)
-            )
-            try:
+            ):
                 if abs(size) <= most or clip:
                     stepper.feed(prompt(1))
                     held = cache.layers[0].values[0, 1, -1, 1]
@@ -107,8 +106,6 @@ def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, mo
                     ):
                         stepper.feed(prompt(1))
                     assert cache.stats().clipped == 0
-            finally:
-                hook.remove()
 
 
 FIXED = [
@@ -190,19 +187,16 @@ def test_padding_may_be_anything():
     model = tiny("llama")
     mask = torch.ones(2, 8).long()
     mask[1, 5:] = 0
-    hook = model.lm_head.register_forward_hook(
+    with model.lm_head.register_forward_hook(
         lambda module, args, out: (
             out.index_put((torch.tensor([1]), torch.tensor([7])), torch.tensor(float("nan")))
             if out.shape[1] == 8
             else out
         )
-    )
-    try:
+    ):
         kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2), mask)
         with pytest.raises(ValueError, match="not finite"):
             kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2))
-    finally:
-        hook.remove()
 
 
 @pytest.mark.parametrize("spec", EACH)

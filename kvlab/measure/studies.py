@@ -7,6 +7,7 @@ many differs from model to model (`brings_best`).
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -51,23 +52,21 @@ def read(model, ids: Tensor) -> Passage:
     if ids.dim() != 2 or ids.shape[0] != 1:
         raise ValueError(f"ids has shape {tuple(ids.shape)}: expected [1, tokens]")
     shape = ModelShape.of(prepare(model))
-    inputs, attended, rotary, hooks = [], [], [], []
+    inputs, attended, rotary = [], [], []
 
     def before(block, args, kwargs):
         inputs.append(args[0] if args else kwargs["hidden_states"])
         rotary.append(kwargs.get("position_embeddings"))
 
-    for block in blocks_of(model):
-        hooks.append(block.register_forward_pre_hook(before, with_kwargs=True))
-        attention = attention_of(block)
-        hooks.append(attention.register_forward_hook(lambda module, args, out: attended.append(out[0])))
-    try:
-        with torch.no_grad(), recording() as layers:
-            model(ids.to(entry_of(model)), use_cache=False)
-            guessed = [query_of(model, i, inputs[i - 1], rotary[i])[0] for i in range(1, shape.layers)]
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def behind(attention, args, out):
+        attended.append(out[0])
+
+    with ExitStack() as hooks, torch.no_grad(), recording() as layers:
+        for block in blocks_of(model):
+            hooks.enter_context(block.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.enter_context(attention_of(block).register_forward_hook(behind))
+        model(ids.to(entry_of(model)), use_cache=False)
+        guessed = [query_of(model, i, inputs[i - 1], rotary[i])[0] for i in range(1, shape.layers)]
     inputs, attended = ([x.reshape(-1, shape.hidden) for x in xs] for xs in (inputs, attended))
     fed = [after - at - added for at, after, added in zip(inputs, inputs[1:], attended)]
     asked, keys = [layer.query[0] for layer in layers], [layer.keys[0] for layer in layers]

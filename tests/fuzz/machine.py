@@ -268,11 +268,9 @@ class Machine(RuleBasedStateMachine):
         names the layer; the cache itself knows nothing of it."""
         attention = self.case.model.model.layers[layer].self_attn
         at = data.draw(st.integers(0, 19))
-        hook = (attention.k_proj if side else attention.v_proj).register_forward_hook(
-            lambda module, args, out: out.index_fill(-1, torch.tensor([at]), size)
-        )
-        found = self.on_a_copy(data)
-        hook.remove()
+        far_off = lambda module, args, out: out.index_fill(-1, torch.tensor([at]), size)
+        with (attention.k_proj if side else attention.v_proj).register_forward_hook(far_off):
+            found = self.on_a_copy(data)
         if isinstance(found, str):
             assert re.search(r"layer \d: ", found) or "not finite" in found, found
         else:

@@ -46,11 +46,8 @@ def test_one_pass_for_every_chunk_and_nothing_is_written(store, chunk, calls):
     ids, mask = left_padded([prompt(size, seed=size) for size in SIZES])
     cache = kvlab.KVCache(model, keep=Watched(0.4, chunk=chunk), store=store)
     note = lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1])
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with model.register_forward_pre_hook(note, with_kwargs=True):
         kvlab.Stepper(model, cache).feed(ids, mask)
-    finally:
-        hook.remove()
     assert Watched.seen.pop() == "compared"
     assert len(fed) == 1 + calls and fed[0] == 47
     assert fed[1] == min(chunk, 47) and all(tokens <= chunk + 8 for tokens in fed[1:])
@@ -119,12 +116,8 @@ def test_what_breaks_off_amid_the_second_reading_is_noticed():
 
     cache = kvlab.make_cache(model, "kvzip:budget=0.4")
     stepper = kvlab.Stepper(model, cache)
-    hook = model.model.layers[2].register_forward_pre_hook(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            stepper.feed(prompt(30))
-    finally:
-        hook.remove()
+    with model.model.layers[2].register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
+        stepper.feed(prompt(30))
     with pytest.raises(RuntimeError, match=r"start again with cache.reset\(\)"):
         stepper.feed(prompt(30))
     cache.reset()
@@ -154,11 +147,8 @@ def test_where_the_tokenizer_is_known_an_instruction_comes_first():
         tokenizer("Once there was a small boat on a wide lake. " * 4, return_tensors="pt").input_ids,
     )
     note = lambda module, args, kwargs: fed.append(tokenizer.decode(kwargs["input_ids"][0]))
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with model.register_forward_pre_hook(note, with_kwargs=True):
         kvlab.Stepper(model, kvlab.make_cache(model, "kvzip:chunk=24")).feed(ids)
-    finally:
-        hook.remove()
     text = tokenizer.decode(ids[0])
     assert fed[0] == text and text.startswith(tokenizer.decode(ids[0, :24]))
     assert fed[1] == "\n\nRepeat the previous context exactly.\n" + tokenizer.decode(ids[0, :24])
@@ -183,9 +173,6 @@ def test_a_window_that_holds_less_than_the_budget_leaves_it_to_others():
 def test_a_short_context_is_read_in_shorter_chunks():
     model, fed = tiny("llama"), []  # a context of 128
     note = lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1])
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with model.register_forward_pre_hook(note, with_kwargs=True):
         kvlab.Stepper(model, kvlab.make_cache(model, "kvzip:budget=0.3")).feed(prompt(100))
-    finally:
-        hook.remove()
     assert fed == [100, 20, 28, 28, 28, 28]

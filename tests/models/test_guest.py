@@ -42,10 +42,8 @@ def broken(model) -> None:
         raise KeyboardInterrupt
 
     last = list(model.modules())[-1]
-    hook = last.register_forward_pre_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
+    with last.register_forward_pre_hook(stop), pytest.raises(KeyboardInterrupt):
         model(IDS, past_key_values=kvlab.make_cache(model, "full"))
-    hook.remove()
 
 
 def looked_at(model) -> None:
