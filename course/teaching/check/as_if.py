@@ -44,6 +44,9 @@ def _changes(names: list[str], case: tuple) -> Iterator[tuple[str, Callable]]:
         if isinstance(value, int):
             yield f"for `{name}` + 1", _put(at, lambda old: old + 1)
             yield f"for `{name}` - 1", _put(at, lambda old: old - 1)
+        if isinstance(value, int | float):
+            yield f"for twice `{name}`", _put(at, lambda old: 2 * old)
+            yield f"for half of `{name}`", _put(at, lambda old: type(old)(old / 2))
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
             for what, new in ROWS.items():
                 yield f"with {what} in place of each row of `{name}`", _put(at, new)
@@ -62,7 +65,7 @@ def _changes(names: list[str], case: tuple) -> Iterator[tuple[str, Callable]]:
 def _of_a_kind(one, other) -> bool:
     if isinstance(one, list):
         return isinstance(other, list) and len(one) == len(other)
-    return isinstance(one, Tensor) and same_shape(one, other)
+    return type(one) is type(other) is int or (isinstance(one, Tensor) and same_shape(one, other))
 
 
 def _put(at: int, new: Callable) -> Callable:

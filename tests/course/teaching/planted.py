@@ -89,7 +89,8 @@ mistakes in view, so the table says little of others. A reader who had not seen 
 false or misleading of 11, and accepted 8. What was accepted is refused since, and most of it is in the list.
 A second one wrote 377 (29 November 2026): the checks named 291, told a true symptom of 71, said only "wrong"
 of 7, said something misleading of 3, and accepted 5, which were right numbers in a list where the next line
-wants a tensor. These are still accepted, and the check now says what the next line wants.
+wants a tensor. These are still accepted, and the check now says what the next line wants. Of 58 that were
+written after the checks had learned from those, they named 37 and told a true symptom of 21.
 """
 
 
