@@ -16,8 +16,8 @@ MOST = 2**32  # tokens: more than any limit
 def inherits(keep) -> None:
     """ValueError for a class that inherits how another observes or scores, and takes away what that needs; or
     whose lists are none."""
-    for kind in ("per_slot", "per_row", "shared"):
-        check_kind(f"{type(keep).__name__}.{kind}", getattr(keep, kind), tuple, "names, as a tuple")
+    for kind in ("per_slot", "per_row", "shared", "states"):
+        check_kind(f"{type(keep).__name__}.{kind}", getattr(keep, kind, ()), tuple, "names, as a tuple")
     if keep.last_queries is not None:
         check_whole(f"{type(keep).__name__}.last_queries", keep.last_queries, 1)
     for method in ("observe", "score"):

@@ -280,7 +280,7 @@ def test_a_class_that_takes_away_what_it_inherits_from(base):
 
 
 def test_lists_and_states_that_are_none():
-    ways = [{name: value} for name in ("per_slot", "per_row") for value in (None, "x", ["x"])]
+    ways = [{name: value} for name in ("per_slot", "per_row", "states") for value in (None, "x", ["x"])]
     ways += [{"last_queries": value} for value in ("x", 0, -1, 2.5)]
     for base in (H2O, SnapKV, TOVA):
         for way in ways:
