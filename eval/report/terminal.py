@@ -14,6 +14,12 @@ from .tables import COLUMNS, HALF, Board, headline, sides, united, units
 
 Columns = list[tuple[str, list]]  # (head, a text for every method)
 DASHES = ["–"] * 3
+LEGEND = {  # of the columns of what it costs, by what a `Board` has
+    "bytes": "Bytes: per cent of what full holds.",
+    "scored_share": "By score: per cent of the slots held that the score chose.",
+    "agreement": "Top-1: per cent of predictions that are full's. KL: nats per token.",
+    "speed": "Time: one row, median.",
+}
 
 
 def print_tables(group: list[Board], console: Console, every_two: bool = False) -> None:
@@ -23,7 +29,8 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
     for board, side in zip(group, names, strict=True):
         what = ", ".join(part for part in (board.model, board.setting, side) if part)
         title = ": ".join(filter(None, (what, headline(board))))
-        console.print(Text(f"\n{title}\n", style="bold"))
+        console.print(Text(f"\n{title}", style="bold"))
+    console.print()
     for line in filter(None, (board.left_out for board in group)):
         console.print(Text(f"{line}\n"), soft_wrap=True)
     for line in filter(None, (board.protocol for board in group)):
@@ -50,9 +57,8 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
                 console.print(f"{ABOUT[0].upper()}{ABOUT[1:]}.\n")
     if any(board.bytes or board.speed or board.agreement for board in group):
         _print(methods, [c for b, side in zip(group, names) for c in _costs(b, methods, side)], console)
-        said = ["Bytes: per cent of what full holds."] if any(board.bytes for board in group) else []
-        said += ["Time: one row, median."] if any(board.speed for board in group) else []
-        console.print(" ".join(said))
+        there = [text for name, text in LEGEND.items() if any(getattr(board, name) for board in group)]
+        console.print(" ".join(there))
         for line in filter(None, (board.busy for board in group)):
             console.print(Text(line), soft_wrap=True)
         if any(board.asked_again for board in group):

@@ -68,6 +68,8 @@ def test_two_protocols_share_a_table(tmp_path):
     """Side by side, each compared with `full` under its own, bytes and figures apart."""
     first = {"protocol": "context-first", "evict": "once"}
     cells = [cell(), cell("int4", value=0.0), cell(value=1.0, **first), cell("int4", value=1.0, **first)]
+    for one in cells:
+        one["bytes"]["moved_bytes"] = 1.0  # nothing moved has no figure
     for one in cells[2:]:
         one["bytes"]["device_bytes"] = 4.0
     printed, page, told, _ = reported(store_of(tmp_path, cells))
