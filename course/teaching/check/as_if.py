@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from .answer import same_shape
 
-CONSTANTS = 0, 1, 2, 3
 ROWS = {  # what is in each row of an argument
     "row 0": lambda old: old[:1].expand_as(old).clone(),
     "the last row": lambda old: old[-1:].expand_as(old).clone(),
@@ -18,6 +18,29 @@ ROWS = {  # what is in each row of an argument
     "the row before": lambda old: old.roll(1, 0),
     "the row after": lambda old: old.roll(-1, 0),
 }
+
+
+def _whole(value) -> bool:
+    return isinstance(value, int)
+
+
+def _number(value) -> bool:
+    return isinstance(value, int | float)
+
+
+def _rows(value) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+
+
+NEW = [  # in words, of which arguments, and what takes its place
+    ("for `{}` + 1", _whole, lambda old: old + 1),
+    ("for `{}` - 1", _whole, lambda old: old - 1),
+    ("for twice `{}`", _number, lambda old: 2 * old),
+    ("for half of `{}`", _number, lambda old: type(old)(old / 2)),
+    *((f"with {what} in place of each row of `{{}}`", _rows, new) for what, new in ROWS.items()),
+    ("with zeros in `{}`", _rows, torch.zeros_like),
+    *((f"for `{{}}` = {number}", _whole, lambda old, number=number: number) for number in range(4)),
+]
 
 
 def as_if(right: Callable, names: list[str], cases: list, given: list, alike: Callable) -> str:
@@ -29,61 +52,31 @@ def as_if(right: Callable, names: list[str], cases: list, given: list, alike: Ca
     return ""
 
 
-def _result(right: Callable, change: Callable, case: tuple):
-    given = list(copy.deepcopy(case))
+def _result(right: Callable, change: dict[int, Callable], case: tuple):
+    given = copy.deepcopy(case)
     try:
-        change(given)
-        return right(*given)
+        return right(*(change[at](given) if at in change else one for at, one in enumerate(given)))
     except Exception as error:  # not every change makes sense
         return error
 
 
-def _changes(names: list[str], case: tuple) -> Iterator[tuple[str, Callable]]:
-    """Each change, in words, and a function that makes it in a list of arguments."""
+def _changes(names: list[str], case: tuple) -> Iterator[tuple[str, dict[int, Callable]]]:
+    """Each change in words; and by the number of an argument, what of all arguments takes its place."""
     for at, (name, value) in enumerate(zip(names, case)):
-        if isinstance(value, int):
-            yield f"for `{name}` + 1", _put(at, lambda old: old + 1)
-            yield f"for `{name}` - 1", _put(at, lambda old: old - 1)
-        if isinstance(value, int | float):
-            yield f"for twice `{name}`", _put(at, lambda old: 2 * old)
-            yield f"for half of `{name}`", _put(at, lambda old: type(old)(old / 2))
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-            for what, new in ROWS.items():
-                yield f"with {what} in place of each row of `{name}`", _put(at, new)
-            yield f"with zeros in `{name}`", _put(at, torch.zeros_like)
+        for what, fits, new in NEW:
+            if fits(value):
+                yield what.format(name), {at: lambda given, at=at, new=new: new(given[at])}
         for other in range(len(case)):
             if other != at and _of_a_kind(value, case[other]):
-                yield f"with `{names[other]}` in place of `{name}`", _take(at, other)
-                if at < other:
-                    yield f"with `{name}` and `{names[other]}` exchanged", _exchange(at, other)
-    for at, (name, value) in enumerate(zip(names, case)):
-        if isinstance(value, int):
-            for number in CONSTANTS:
-                yield f"for `{name}` = {number}", _put(at, lambda old, number=number: number)
+                taken = {at: operator.itemgetter(other)}
+                yield f"with `{names[other]}` in place of `{name}`", taken
+                yield (
+                    f"with `{name}` and `{names[other]}` exchanged",
+                    taken | {other: operator.itemgetter(at)},
+                )
 
 
 def _of_a_kind(one, other) -> bool:
     if isinstance(one, list):
         return isinstance(other, list) and len(one) == len(other)
     return type(one) is type(other) is int or (isinstance(one, Tensor) and same_shape(one, other))
-
-
-def _put(at: int, new: Callable) -> Callable:
-    def change(given: list) -> None:
-        given[at] = new(given[at])
-
-    return change
-
-
-def _take(at: int, other: int) -> Callable:
-    def change(given: list) -> None:
-        given[at] = given[other]
-
-    return change
-
-
-def _exchange(at: int, other: int) -> Callable:
-    def change(given: list) -> None:
-        given[at], given[other] = given[other], given[at]
-
-    return change
