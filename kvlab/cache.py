@@ -22,7 +22,7 @@ from .models import Switch, bodies_of, fed_to, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
 from .one_thread import OneThread
-from .parameters import check_kind, check_whole
+from .parameters import check_kind, check_rows, check_whole
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .stats import Stats, stats_of
@@ -261,11 +261,7 @@ class KVCache(Bound):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
-        check_kind("beam_idx", beam_idx, Tensor, "a tensor of rows")
-        whole = beam_idx.dim() == 1 and len(beam_idx) and beam_idx.dtype in (torch.int64, torch.int32)
-        if not whole or (self.lengths and not all(0 <= row < len(self.lengths) for row in beam_idx.tolist())):
-            held = f"one or more rows of {len(self.lengths)}, as int64 [rows]"
-            raise ValueError(f"beam_idx is {beam_idx.dtype} {tuple(beam_idx.shape)}: expected {held}")
+        check_rows("beam_idx", beam_idx, len(self.lengths))
         end(self)
         with self._changing():
             super().reorder_cache(beam_idx)

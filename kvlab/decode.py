@@ -16,7 +16,7 @@ from .devices import entry_of
 from .late import Late
 from .models import ModelShape, Switch, cache_name
 from .models.shape import check_ids, check_mask, check_model, forgetful, other_model
-from .parameters import check_kind, shown
+from .parameters import check_kind, check_rows, shown
 from .visibility import own_positions
 
 
@@ -147,7 +147,7 @@ class Stepper:
         ValueError before anything was fed."""
         if self.ids is None:
             raise ValueError("fork: no tokens were fed here")
-        check_kind("rows", rows, Tensor, "a tensor of rows")
+        check_rows("rows", rows, len(self.ids))
         self._check_cache()
         self.cache.reorder_cache(rows)
         self.ids = self.ids.index_select(0, rows.to(self.ids.device))

@@ -104,3 +104,15 @@ def test_a_cache_that_was_filled_with_gradients_is_copied(name):
     twin = copy.deepcopy(cache)
     after = [model(prompt(1), past_key_values=one).logits for one in (cache, twin)]
     assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("spec", ["full", "recompute", "h2o:budget=3"])
+@pytest.mark.parametrize(
+    "rows", [[True, False], [0.0, 1.0], [], [[0]], [0, 5], [-1]], ids=lambda rows: str(rows)
+)
+def test_rows_that_are_none_are_one_line(spec, rows):
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(prompt(9, 2))
+    with pytest.raises(ValueError, match=r"^rows is torch\.\w+ \([^)]*\): expected one or more rows of 2"):
+        stepper.fork(torch.tensor(rows))
