@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from families.models import FAMILIES, LATENT, build, family
-from tiny import EACH, prompt, tiny
+from tiny import EACH, interrupt, prompt, tiny
 
 import kvlab
 
@@ -23,11 +23,11 @@ def interrupted(model, run):
         for register in (part.register_forward_pre_hook, part.register_forward_hook):
             left = []
 
-            def interrupt(*args, left=left):
+            def stop(*args, left=left):
                 if left:
                     raise KeyboardInterrupt
 
-            hook = register(interrupt)
+            hook = register(stop)
             try:
                 run(left)
             except KeyboardInterrupt:
@@ -116,10 +116,6 @@ def test_an_interrupt_between_layers_outside_a_pass_is_noticed(moment, monkeypat
     model = kvlab.prepare(family("Llama"))
     cache = kvlab.make_cache(model, "full" if moment == "crop" else "h2o:budget=4")
     stepper, second = kvlab.Stepper(model, cache), cache.layers[1]
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         with cache.prefill():
             stepper.feed(IDS[:, :HELD])
@@ -176,10 +172,6 @@ def test_a_latent_pass_that_breaks_off_leaves_the_next_attention_alone(how, then
             with pytest.raises(ValueError, match="batch of 2 rows"):
                 latent(IDS[:, 5:6].repeat(2, 1), past_key_values=stepper.cache)
         else:
-
-            def interrupt(*args):
-                raise KeyboardInterrupt
-
             part = latent.model.layers[0].self_attn.kv_b_proj
             with part.register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
                 stepper.feed(IDS[:, 5:6])
@@ -203,10 +195,6 @@ def test_a_refusal_leaves_the_cache_as_it_was():
 @pytest.mark.parametrize("spec", [spec for spec in EACH if spec not in ("recompute", "padded")])
 def test_a_bare_turn_that_broke_off_at_once_opened_nothing(spec):
     """An interrupt before the first layer, or other rows: who goes on does so as if nothing had been."""
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
     draw, model = random.Random(spec), copy.deepcopy(tiny("llama"))
     for seen in (0, 12):
         cache = kvlab.make_cache(model, spec)

@@ -13,7 +13,7 @@ import torch
 from families.profiles import profiled
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny import prompt, tiny
+from tiny import interrupt, prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
@@ -135,11 +135,7 @@ def test_a_broken_cache_is_not_saved(method, tmp_path):
     model = copy.deepcopy(tiny("llama"))
     stepper = Stepper(model, kvlab.make_cache(model, method))
     stepper.feed(torch.arange(20)[None])
-
-    def break_off(*_):
-        raise KeyboardInterrupt
-
-    with model.model.layers[1].register_forward_pre_hook(break_off), pytest.raises(KeyboardInterrupt):
+    with model.model.layers[1].register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
         stepper.feed(torch.tensor([[5]]))
     with pytest.raises(RuntimeError, match="broke off"):
         stepper.cache.save(tmp_path / "cache")

@@ -139,6 +139,11 @@ def greedy(family: str, ids: torch.Tensor, steps: int, mask=None, **changes):
     return tokens, torch.stack(out.logits, 1).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
 
 
+def interrupt(*_, **__):
+    """Ctrl-C, wherever this is put."""
+    raise KeyboardInterrupt
+
+
 def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, VOCABULARY, (rows, tokens), generator=generator)

@@ -48,6 +48,22 @@ def nothing_of_another_command(monkeypatch):
 
 
 @pytest.fixture
+def refused(capsys, monkeypatch):
+    """Runs a command that must be refused; returns its one line."""
+    from eval.command import main
+
+    def line(*words: str) -> str:
+        for patience in ("SILENT", "PATIENT"):  # a busy machine would say where it is meanwhile
+            monkeypatch.setattr(f"eval.core.show.{patience}", 1e6)
+        assert main(list(words)) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    return line
+
+
+@pytest.fixture
 def no_pictures(monkeypatch):
     """They take their time."""
     monkeypatch.setattr("eval.report.draw", lambda *_: [])

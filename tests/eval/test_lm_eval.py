@@ -185,14 +185,12 @@ def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp
         (["--tasks", "taken.yaml"], "task recall: kvlab has a task of this name"),
     ],
 )
-def test_bad_input_is_one_line(ours, capsys, tmp_path, monkeypatch, words, said):
+def test_bad_input_is_one_line(ours, refused, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     task = TASK.format(rows=tmp_path / "rows.jsonl").replace("my_fact", "recall")
     (tmp_path / "taken.yaml").write_text(task)
-    assert main([*ours, *words]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ") and said in line, line
+    assert said in refused(*ours, *words)
     assert not list((tmp_path / "out").glob("cells/*.json"))
 
 
@@ -214,12 +212,11 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_rows_that_a_task_cannot_read_are_one_line(ours, capsys, tmp_path, name):
+def test_rows_that_a_task_cannot_read_are_one_line(ours, refused, tmp_path, name):
     """With file and line, before anything is computed."""
     file, (text, said), task = tmp_path / "rows.jsonl", TEXTS[name], name if name in TASKS else "piqa"
     file.write_text(text)
-    assert main([*ours, "--tasks", task, "--data", f"{task}={file}"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = refused(*ours, "--tasks", task, "--data", f"{task}={file}")
     assert line.startswith(f"error: --data {task}={file}: {said}"), line
     assert not list((tmp_path / "out").glob("cells/*.json"))
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
@@ -31,19 +30,6 @@ def base(folder, tmp_path):
 
 def cells(tmp_path) -> dict[str, float]:
     return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")}
-
-
-def refused(capsys, *words: str) -> str:
-    """Run a command that must be refused; returns its one line."""
-    talks = {"SILENT": 1e6, "PATIENT": 1e6}  # a busy machine would say where it is meanwhile
-    with mock.patch.multiple("eval.core.show", **talks):
-        assert main(list(words)) == 2
-    printed = capsys.readouterr()
-    lines = printed.err.strip().splitlines()
-    assert len(lines) == 1, printed.err
-    assert lines[0].startswith("error: ")
-    assert "Traceback" not in printed.err
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +75,19 @@ def refused(capsys, *words: str) -> str:
         (["perplexity", "--chunk", "64", "--prompt", "64"], "expected 2 to 63"),
     ],
 )
-def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):
+def test_bad_input_is_one_line(refused, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, *words)
+    assert said in refused(*words)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written(capsys, tmp_path):
+def test_a_folder_that_cannot_be_written(refused, tmp_path):
     (tmp_path / "file").write_text("")
-    line = refused(capsys, "all", "--out", str(tmp_path / "file" / "out"))
+    line = refused("all", "--out", str(tmp_path / "file" / "out"))
     assert "cannot be written" in line
 
 
-def test_models_that_cannot_be_used(capsys, tmp_path, folder):
+def test_models_that_cannot_be_used(refused, tmp_path, folder):
     from safetensors.torch import load_file, save_file
 
     bare, broken = tmp_path / "bare", tmp_path / "broken"
@@ -114,16 +100,16 @@ def test_models_that_cannot_be_used(capsys, tmp_path, folder):
     weights[name][0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     quick = ["--limit", "1", "--jobs", "0", "--tasks", "recall", "--out", str(tmp_path / "out")]
-    assert "tokenizer" in refused(capsys, "all", "--model", str(bare), *quick)
-    assert "NaN" in refused(capsys, "all", "--model", str(broken), *quick)
-    assert "group" in refused(capsys, "all", "--model", str(folder), "--methods", "int4:group=3", *quick)
+    assert "tokenizer" in refused("all", "--model", str(bare), *quick)
+    assert "NaN" in refused("all", "--model", str(broken), *quick)
+    assert "group" in refused("all", "--model", str(folder), "--methods", "int4:group=3", *quick)
     missing = str(tmp_path / "missing")
-    assert "missing" in refused(capsys, "speed", "--model", missing, "--jobs", "0", "--out", missing + "-out")
+    assert "missing" in refused("speed", "--model", missing, "--jobs", "0", "--out", missing + "-out")
 
 
-def test_a_built_in_task_without_its_data_is_one_line(capsys, tmp_path, folder):
+def test_a_built_in_task_without_its_data_is_one_line(refused, tmp_path, folder):
     words = ["--model", str(folder), "--tasks", "piqa", "--out", str(tmp_path / "out")]
-    assert "could not be fetched" in refused(capsys, "accuracy", *words)
+    assert "could not be fetched" in refused("accuracy", *words)
 
 
 def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):

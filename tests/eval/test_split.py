@@ -45,9 +45,8 @@ def test_two_processes_give_the_table_of_one(folder, tmp_path):
         assert found["scored"] == pytest.approx(cell["scored"], abs=1e-6)
 
 
-def test_one_process_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_one_process_is_refused_in_one_line(tmp_path, monkeypatch, refused):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert main(["accuracy", "--tp", "--out", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = refused("accuracy", "--tp", "--out", str(tmp_path / "out"))
     assert line.startswith("error: tensor parallelism: there is one process; start several: torchrun")
     assert not (tmp_path / "out").exists()

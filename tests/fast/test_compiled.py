@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from fast.stepped import arrays, decoded, read_in_place
-from tiny import EACH, SAME, prompt, tiny
+from tiny import EACH, SAME, interrupt, prompt, tiny
 from transformers import Ministral3Config, Ministral3ForCausalLM
 
 import kvlab
@@ -238,11 +238,7 @@ def test_a_pass_that_breaks_off_leaves_a_broken_cache(monkeypatch):
     _, fast = pair()
     stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
     stepper.feed(prompt(5))
-
-    def breaks(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cache.layers[2], "attend", breaks)
+    monkeypatch.setattr(cache.layers[2], "attend", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stepper.feed(prompt(1))
     assert cache.broken

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from gating.planted import planted
+from tiny import interrupt
 
 import kvlab
 from kvlab import cli
@@ -173,9 +174,6 @@ def test_a_document_beyond_the_context_costs_no_other_verdict(workshop, monkeypa
 
 
 def test_ctrl_c_prints_what_was_done_and_ends_with_130(monkeypatch, capsys):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(sys.modules["kvlab.gating.gate"], "_formats", interrupt)
     assert cli.main(["gate", "--methods", "int8"]) == 130
     said = capsys.readouterr()

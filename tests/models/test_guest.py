@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from families.models import family
+from tiny import interrupt
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
 import kvlab
@@ -37,12 +38,8 @@ def used(model) -> None:
 
 def broken(model) -> None:
     """A pass is left half-way, as Ctrl-C leaves it: no hook hears of it."""
-
-    def stop(*given):
-        raise KeyboardInterrupt
-
     last = list(model.modules())[-1]
-    with last.register_forward_pre_hook(stop), pytest.raises(KeyboardInterrupt):
+    with last.register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
         model(IDS, past_key_values=kvlab.make_cache(model, "full"))
 
 

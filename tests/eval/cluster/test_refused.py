@@ -8,20 +8,13 @@ import sys
 import pytest
 
 from eval.cluster import pool
-from eval.command import main
 from eval.core.errors import Problem
 
 
-def refused(capsys, *words: str) -> str:
-    assert main(list(words)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
-def test_ray_that_is_not_installed(capsys, tmp_path, monkeypatch):
+def test_ray_that_is_not_installed(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert refused(capsys, "accuracy", "--on", "ray").endswith('pip install "kvlab[ray]"')
+    assert refused("accuracy", "--on", "ray").endswith('pip install "kvlab[ray]"')
 
 
 def test_an_address_that_nobody_answers(monkeypatch):
