@@ -164,8 +164,14 @@ class Held(CacheLayerMixin):
             self.reset()
             return
         self.place.flush(self)
-        for part in (self.store, self.place, self.table):
-            part.crop(left)
+        slots = self._slots_left(left)
+        for part in (self.store, self.place):
+            part.crop(slots)
+        self.table.crop(slots, left)
+
+    def _slots_left(self, left: int) -> int:
+        """Slots after a crop to `left` tokens: fewer, where padding has left with a window."""
+        return max(0, self.slots - (self.seen - left))
 
     def check_crop(self, left: int) -> None:
         """ValueError where what was held at `left` tokens cannot be had again."""
@@ -180,7 +186,7 @@ class Held(CacheLayerMixin):
         elif left and self.rows_held != self.lengths:
             gone = "the window has left tokens behind"
         else:
-            return self.store.check_crop(left) if left else None
+            return self.store.check_crop(self._slots_left(left)) if left else None
         raise ValueError(f"crop: {gone} that were held at that point; start again with cache.reset()")
 
     # For policies and people to read.

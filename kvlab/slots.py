@@ -121,12 +121,12 @@ class Slots:
         self.lengths = [self.lengths[row] for row in rows.tolist()]
         self.rows_held = [self.rows_held[row] for row in rows.tolist()]
 
-    def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of a layer that has evicted none."""
-        self.count = self.seen = length
+    def crop(self, slots: int, length: int) -> None:
+        """Keep the first `slots`, the first `length` tokens of a layer that has evicted none."""
+        self.count, self.seen = slots, length
         self.lengths = [length] * len(self.lengths)
         if self.moved is not None:
-            self.moved = self.moved[..., :length].clone()
+            self.moved = self.moved[..., :slots].clone()
             self.lengths = (self.moved[:, 0] >= 0).sum(-1).tolist()
         self.rows_held = list(self.lengths)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from every import COMPOSED, LINKED, make
 from families.models import family
-from tiny import prompt, refused, tiny
+from tiny import NEUTRAL, prompt, refused, rounds, tiny
 
 import kvlab
 from kvlab.keep import H2O
@@ -116,3 +116,27 @@ def test_rows_that_are_none_are_one_line(spec, rows):
     stepper.feed(prompt(9, 2))
     with pytest.raises(ValueError, match=r"^rows is torch\.\w+ \([^)]*\): expected one or more rows of 2"):
         stepper.fork(torch.tensor(rows))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in NEUTRAL if not rounds(spec) and spec != "recompute"])
+def test_a_padded_row_of_a_window_alone_is_cropped(spec):
+    """The row's padding has left with the window, though none of its tokens has."""
+    model = family("Gemma 2")
+    window = model.config.sliding_window
+    ids, cache = prompt(window + 4, 2), kvlab.make_cache(model, spec)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    feed = lambda ids, mask: model(
+        ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1)[:, -ids.shape[1] :].clamp(min=0),
+        past_key_values=cache,
+    ).logits  # fmt: skip
+    with torch.no_grad():
+        feed(ids, mask)
+        cache.reorder_cache(torch.tensor([1]))
+        cache.crop(-2)
+        cache.stats()
+        text, rest = ids[1:, 5:-2], prompt(3, 1, 7)
+        whole = torch.cat([mask[1:, :-2], torch.ones_like(rest)], 1)
+        found = [feed(rest[:, [at]], whole[:, : window + 3 + at]) for at in range(3)]
+        right = model(torch.cat([text, rest], 1), use_cache=False).logits[:, -3:]
+    assert torch.allclose(torch.cat(found, 1), right, atol=1e-4)
