@@ -1,5 +1,6 @@
 """Numbers outside of what a format holds: right within the format's error, or one line, in every dtype."""
 
+import contextlib
 import copy
 import random
 
@@ -12,6 +13,16 @@ from tiny import EACH, SAME, prompt, rounds, tiny
 
 import kvlab
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Rotated, Smoothed
+
+
+@contextlib.contextmanager
+def refusing(why: str):
+    """Nothing is raised, or a ValueError that says why."""
+    try:
+        yield
+    except ValueError as error:
+        assert why in str(error)
+
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1e-42, 1e-9, 1.0, 300.0, 3e3, 1e4, 6.5e4, 1e6, 1e37)
@@ -197,6 +208,19 @@ def test_padding_may_be_anything():
         kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2), mask)
         with pytest.raises(ValueError, match="not finite"):
             kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in (*EACH, *LINKED) if spec != "recompute"])
+def test_a_prompt_of_padding_alone(spec):
+    """Numbers, or the method refuses so short a prompt."""
+    model, mask = tiny("llama"), torch.zeros(1, 9).long()
+    cache = kvlab.make_cache(model, spec)
+    with torch.no_grad(), refusing("a prompt of 0 tokens"):
+        model(prompt(9), attention_mask=mask, past_key_values=cache)
+        for step in range(4):
+            mask = torch.cat([mask, torch.ones(1, 1).long()], 1)
+            found = model(prompt(1, seed=step), attention_mask=mask, past_key_values=cache).logits
+            assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", EACH)

@@ -72,7 +72,7 @@ class Quest(TopK):
         self.append(layer, keys)
 
     def append(self, layer, keys: Tensor) -> None:
-        if self.whole(layer.index):
+        if self.whole(layer.index) or not max(layer.lengths):  # padding alone has no page
             return
         first, note = layer.slots - keys.shape[2], self._centre if self.digest == "centre" else self._bound
         if first and layer.state.low is None:  # after a crop, the remaining keys are read again

@@ -165,6 +165,8 @@ class ShadowState(DeviceState):
         keys, at, self.raw = self.raw, layer.slot_positions[:, 0].long(), None
         wide = torch.promote_types(keys.dtype, torch.float32)
         plain = keys.to(wide)
+        if not bool(plain.isfinite().all()):
+            raise ValueError(f"layer {layer.index}: shadowkv: some keys are not finite")
         if self.rotation is not None:
             plain = self.rotation.undo(plain, at.clamp(min=0)[:, None].expand(keys.shape[:3]))
         plain = (
