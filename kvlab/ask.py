@@ -32,7 +32,8 @@ class Answer:
         said = self.stats
         host = f" and {size(said.host_bytes)} on the host" if said.host_bytes else ""
         held = f"{said.tokens_held:,} of {said.tokens_seen:,} tokens held"
-        return f"{size(said.device_bytes)} on the device{host}, {held}, {seconds(self.seconds)}"
+        once = f" after {seconds(self.context_seconds)} for the context" if self.context_seconds else ""
+        return f"{size(said.device_bytes)} on the device{host}, {held}, {seconds(self.seconds)}{once}"
 
     def __str__(self) -> str:
         return f"{self.text.strip()}\n[{self.cost}]"
@@ -65,14 +66,26 @@ def ask(
         from .make import load
 
         model, tokenizer = load(model)
+    found = list(
+        one_by_one(
+            model, tokenizer, context, questions, method, protocol, chat, max_new_tokens, streamer, batch_size
+        )
+    )
+    return found[0] if isinstance(questions, str) else found
+
+
+def one_by_one(
+    model, tokenizer, context, questions, method, protocol, chat, max_new_tokens, streamer=None, batch_size=1,
+):  # fmt: skip
+    """Yield each `Answer` as soon as it is there: `ask` with all arguments checked and the model loaded."""
     from .make import make_cache
 
     first, prompts = ready(model, tokenizer, context, questions, method, chat, max_new_tokens)
-    begun, found = _now(entry_of(model)), []
+    begun, spent = _now(entry_of(model)), 0.0
     if protocol == "many-questions":
         first.feed(torch.tensor([prompts[0][0]], device=entry_of(model)), last=True)
         first.cache.hold()
-    spent = _now(entry_of(model)) - begun
+        spent = _now(entry_of(model)) - begun
     for start in range(0, len(prompts), batch_size):
         rows, begun = prompts[start : start + batch_size], _now(entry_of(model))
         if streamer is not None:
@@ -87,9 +100,10 @@ def ask(
             stepper, given = Stepper(model, make_cache(model, method)), [head + tail for head, tail in rows]
         answers = _answers(stepper, given, max_new_tokens, streamer)
         stats, taken = stepper.cache.stats(), _now(entry_of(model)) - begun
+        del stepper  # the cache is not held while the caller reads the answer
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-        found += [Answer(*said, stats, taken, spent) for said in zip(texts, answers, strict=True)]
-    return found[0] if isinstance(questions, str) else found
+        for text, tokens in zip(texts, answers, strict=True):
+            yield Answer(text, tokens, stats, taken, spent)
 
 
 def ready(model, tokenizer, context, questions, method, chat, max_new_tokens):
@@ -102,6 +116,11 @@ def ready(model, tokenizer, context, questions, method, chat, max_new_tokens):
     for head, tail in prompts if first.context and not first.cache.renumbers else ():
         first.check_room(len(head) + len(tail) + max_new_tokens - 1)
     return first, prompts
+
+
+def warm(first: Stepper, prompts) -> None:
+    """Answer with two tokens after the last 64 of a prompt, so that no compiler's time is a method's cost."""
+    _answers(first, [(prompts[0][0] + prompts[0][1])[-64:]], 2, None)
 
 
 def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> list[list[int]]:

@@ -93,7 +93,7 @@ def methods(arguments: argparse.Namespace) -> int:
 
 def ask(arguments: argparse.Namespace) -> int:
     """Print the answers of several methods, side by side."""
-    from .ask import ask, check, ready
+    from .ask import check, one_by_one, ready, warm
     from .make import load
     from .spec import parse
 
@@ -107,19 +107,23 @@ def ask(arguments: argparse.Namespace) -> int:
         parse(method)
     step(f"ask: loading {arguments.model or 'the workshop model'}")
     model, tokenizer = load(arguments.model)
+    given = arguments.protocol, arguments.chat, arguments.tokens
     for method in methods:  # refusals come now, not after the others have answered
-        ready(model, tokenizer, context, arguments.question, method, arguments.chat, arguments.tokens)
-    how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
-    answers = []
-    for number, method in enumerate(methods, 1):
-        step(f"ask: {method} answers, {number} of {len(methods)}")
-        answers.append(ask(model, tokenizer, context, arguments.question, method, **how))
+        warm(*ready(model, tokenizer, context, arguments.question, method, *given[1:]))
+    answers = [
+        one_by_one(model, tokenizer, context, arguments.question, method, *given) for method in methods
+    ]
     wide = max(map(len, methods))
-    for question, said in zip(arguments.question, zip(*answers, strict=True), strict=True):
-        print(f"\n{errors.shown(question)}")
-        for method, answer in zip(methods, said, strict=True):
+    for number, question in enumerate(arguments.question, 1):
+        print(f"\n{errors.shown(question)}", flush=True)
+        for place, method in enumerate(methods):
+            of = f", question {number} of {len(arguments.question)}" if len(arguments.question) > 1 else ""
+            step(f"ask: {method} answers, {place + 1} of {len(methods)}{of}")
+            answer = next(answers[place])
+            if number == len(arguments.question):
+                answers[place].close()  # its cache goes before the next method's comes
             text = errors.shown(" ".join(answer.text.split()))
-            print(f"  {method:{wide}}  {text}\n  {'':{wide}}  [{answer.cost}]")
+            print(f"  {method:{wide}}  {text}\n  {'':{wide}}  [{answer.cost}]", flush=True)
     return 0
 
 
@@ -253,7 +257,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="many-questions, or question-inside: compress with the question (default: many-questions)",
     )
     command.add_argument("--chat", action="store_true", help="use the tokenizer's chat template")
-    command.add_argument("--tokens", type=int, default=64, help="most tokens of an answer (default: 64)")
+    command.add_argument(
+        "--tokens", "--max-new-tokens", type=int, default=64, help="most tokens of an answer (default: 64)"
+    )
     command.set_defaults(run=ask)
 
     command = commands.add_parser("bill", help="compute what a model costs on a device: bytes, time, money")

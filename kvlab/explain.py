@@ -13,6 +13,11 @@ LEFT_OUT = re.compile(
     " (?:Raises |State: |Parts: |Deviations?: |The default cost |Cost(?: of the codes)?: )"
 )  # after these, no parameters
 ELSEWHERE = re.compile("(?:see|as in) `")  # a meaning that another class has
+POINTER = re.compile(r" \(see `(Keep|TopK)`(?:; 1: everything)?\)|, as in `(TopK)`")
+SHARES = {  # a budget in the words of the class that a pointer names
+    "Keep": "A fraction is of the prompt, a whole number counts tokens, 1 keeps all.",
+    "TopK": "A fraction is of the tokens seen so far, a whole number counts tokens, 1 fetches all.",
+}
 OTHERS = {  # parameters that no class of the method explains under their name
     "chunk": "tokens that stay or go together, by the mean of their scores (ChunkKV, Liu et al. 2025).",
     "smooth": "0 to 1: divide every channel of K by its own size to that power before it is quantized.",
@@ -55,6 +60,11 @@ def meanings(method: Method) -> dict[str, str]:
                 meaning = LEFT_OUT.split(part[start.end() : end])[0].strip()
                 for name in start[1].split(", ") if not ELSEWHERE.match(meaning) else ():
                     found.setdefault(name, meaning)
+    for name, meaning in found.items():
+        pointer = POINTER.search(meaning)
+        found[name] = POINTER.sub("", meaning)
+        if pointer and name == "budget":
+            found[name] += f" {SHARES[pointer[1] or pointer[2]]}"
     return {name: OTHERS[name] for name in method.parameters if name in OTHERS} | found
 
 

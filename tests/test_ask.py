@@ -1,6 +1,7 @@
 """`kvlab.ask` is what is done by hand with a Stepper, or a refusal in one line."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def test_it_is_what_is_done_by_hand(loaded, method):
         whole = torch.cat([context, tail], 1)
         assert (seen.tokens, seen.stats) == by_hand(model, method, whole, None, 4)
         assert answer.text == tokenizer.decode(answer.tokens, skip_special_tokens=True)
-        assert answer.cost in str(answer)
+        assert answer.cost in str(answer) and answer.cost.endswith(" for the context")
+        assert seen.context_seconds == 0 and not seen.cost.endswith("context")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -188,6 +190,26 @@ def test_what_the_command_cannot_do_is_one_line(lease, capsys, monkeypatch, word
     assert line.startswith("kvlab: error: ") and says in line
     said = ["kvlab ask: loading the workshop model"]
     assert before == (said if "--chat" in words else [])
+
+
+def test_the_command_prints_each_answer_when_it_is_there(lease, capsys, monkeypatch):
+    """Question by question, the methods side by side; an answer does not wait for later methods."""
+    module = sys.modules["kvlab.ask"]
+    asking, printed = module.one_by_one, []
+
+    def watched(*given):
+        for answer in asking(*given):
+            printed.append(capsys.readouterr().out)
+            yield answer
+
+    monkeypatch.setattr(module, "one_by_one", watched)
+    words = ["--question", ASKED[0], "--question", ASKED[1], "--tokens", "2", "--method", "full,int8"]
+    assert cli.main(["ask", "--context", str(lease), *words]) == 0
+    printed.append(capsys.readouterr().out)
+    begins = [f"\n{ASKED[0]}\n", "  full  Otis.", "  int8  Otis.", "  full  Mia.", "  int8  Mia."]
+    assert [text.startswith(begin) for text, begin in zip(printed, begins, strict=True)] == [True] * 5
+    assert printed[2].endswith(f"]\n\n{ASKED[1]}\n")
+    assert all("tokens held" in text for text in printed[1:])
 
 
 def test_it_stops_at_every_end_token(loaded):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvlab.cli import main
@@ -16,6 +18,12 @@ def test_every_parameter_is_explained(name):
     found = meanings(KNOWN[name])
     assert [one for one in KNOWN[name].parameters if not found.get(one)] == []
     assert not [text for text in found.values() if text[-1] not in ".)"]
+    told = {name: found[name] for name in KNOWN[name].parameters}
+    assert not [text for text in told.values() if re.search("(?:see|as in) `[A-Z]", text)], (
+        "pointers to classes"
+    )
+    if "budget" in told:
+        assert re.search("fraction|share", told["budget"]), told["budget"]
 
 
 def test_one_method_is_printed(capsys):

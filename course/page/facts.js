@@ -38,8 +38,9 @@ function saidBy(run) {
   return { before: before.trim(), word, after, whole: `${before} ${word}${after}`.trim(), at, ids: run.answer.slice(at, end) };
 }
 
-/** What a text tells of: "the brown dog", in the order of the text. */
+/** What a text tells of: "the brown dog", in the order of the text; the old pear trees of a lease only where no animal is. */
 function subjectsOf(text) {
-  const found = text.matchAll(new RegExp(`\\bthe (${told.colours.join("|")}) (\\w+)`, "gi"));
-  return [...new Set(Array.from(found, ([, colour, noun]) => `the ${colour.toLowerCase()} ${noun}`))];
+  const all = [...text.matchAll(new RegExp(`\\bthe (${told.colours.join("|")}) (\\w+)`, "gi"))];
+  const animals = all.filter(([, , noun]) => told.animals.includes(noun.toLowerCase()));
+  return [...new Set(Array.from(animals.length ? animals : all, ([, colour, noun]) => `the ${colour.toLowerCase()} ${noun}`))];
 }

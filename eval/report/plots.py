@@ -135,10 +135,11 @@ def against_bytes(points: list[dict], what: str) -> Figure:
         if p.get("total") and p["total"] > p["x"] * 1.02:
             axes.plot([x, p["total"]], [p["accuracy"]] * 2, color=colour, lw=1.2, ls=":")
             axes.plot(p["total"], p["accuracy"], "|", color=colour, ms=11, mew=1.5)
-        axes.errorbar(
+        drawn = axes.errorbar(
             x, p["accuracy"], yerr=p["stderr"], ms=9, capsize=2, elinewidth=1, mec=INK, mew=0.6, zorder=3,
             **mark,
         )  # fmt: skip
+        drawn.lines[0].set_clip_on(False)  # a mark at 0 is whole
         labels.append((x, p["accuracy"], p["method"]))
     axes.set_xscale("log")
     axes.set_xlim(zero / 1.8, most * 1.5)
@@ -152,9 +153,16 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     axes.set_ylabel("mean accuracy over the tasks")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     if len(labels) <= FEW:
-        for x, y, name in labels:
+        for (x, y, name), (across, height, _) in zip(labels, within(axes, labels), strict=True):
+            low, left = height < 0.1, across + 0.019 * len(name) > 1.02  # not across the axis, nor out
             axes.annotate(
-                name, (x, y), xytext=(9, -5), textcoords="offset points", va="top", parse_math=False
+                name,
+                (x, y),
+                xytext=(-9 if left else 9, 5 if low else -5),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="bottom" if low else "top",
+                parse_math=False,
             )
         return figure
     middle = sum(axes.get_ylim()) / 2  # lines from low points to names above would cross the others

@@ -74,11 +74,11 @@ class InfiniGen(TopK):
     n = min(cap, mean over the heads of #{scores > max - alpha}), the same n for all heads of a row, each
     head its own top n. The first layers fetch everything; the newest token is always attended.
 
-    budget: the cap, as in `TopK`. full_layers: first layers that fetch everything (2 in the paper). alpha:
-    how far below the head's best guessed score (after scaling) a token's may be (the paper: 4 for OPT, 5 for
-    Llama-2; inf: cap alone decides). ratio: share of the head dimension used for the guess (0.3 in the
-    paper). Models differ: on all three real models tried, 4 and 0.3 lose answers that 5 and 0.5 do not
-    (docs/results.md, `kvlab gate`).
+    budget: tokens fetched at most per step and head (see `TopK`). full_layers: first layers that fetch
+    everything (2 in the paper). alpha: how far below the head's best guessed score (after scaling) a token's
+    may be (the paper: 4 for OPT, 5 for Llama-2; inf: cap alone decides). ratio: share of the head dimension
+    used for the guess (0.3 in the paper). Models differ: on all three real models tried, 4 and 0.3 lose
+    answers that 5 and 0.5 do not (docs/results.md, `kvlab gate`).
     variant: "paper", or a form of the official code (`VARIANTS`): "official-speed" takes the columns with the
     largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and by |K~|,
     and "official-accuracy-llama" also one threshold, that of the first head of the first row, for all heads

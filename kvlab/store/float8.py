@@ -19,10 +19,11 @@ class Float8(Exact):
     Source: Micikevicius et al. 2022, arXiv 2209.05433. With a scale, the largest value that shares it is
     mapped to the format's largest.
 
-    format: "e4m3" or "e5m2". axis: what shares a scale (None: there is none), group, scale (its dtype): see
-    `Scales`. nonfinite: "refuse" NaN, infinity and, without a scale, values beyond the format's largest
-    (ValueError naming the head), or "clip" them to it. Small values are rounded: without a scale, e4m3 reads
-    0 below 2**-10 and e5m2 below 2**-17, which is not counted. Parts: bits and, with an axis, scale.
+    format: "e4m3" or "e5m2". axis: what shares a scale: "group", "token", "channel" or "tensor"; None: there
+    is no scale. group, scale (its dtype): see `Scales`. nonfinite: "refuse" NaN, infinity and, without a
+    scale, values beyond the format's largest (ValueError naming the head), or "clip" them to it. Small values
+    are rounded: without a scale, e4m3 reads 0 below 2**-10 and e5m2 below 2**-17, which is not counted.
+    Parts: bits and, with an axis, scale.
     """
 
     format: str = "e4m3"

@@ -12,7 +12,7 @@ import stored
 import kvlab
 from eval import report
 from eval.core.results import Store
-from eval.report import page, tables
+from eval.report import page, plots, tables
 from eval.speed.baselines import BASELINES
 
 KINDS = {"recall": "multiple_choice", "prose": "loglikelihood_rolling"}
@@ -161,3 +161,17 @@ def test_only_what_a_run_has_is_explained(store):
     recall = [c | {"output_type": "generate_until"} for c in store.records() if c["task"] == "recall"]
     one = page.definitions(tables.boards([c for c in recall if c["method"] in ("full", "int4")]))
     assert set(one) == {"generation", "bytes", "standard errors"}
+
+
+def test_names_of_few_points_are_inside_the_picture():
+    """Neither across the axis, where a method answers nothing, nor out of the picture."""
+    name = "mine.SmallestKeys:budget=0.2"
+    points = [("full", 1.0, 1.0), ("h2o:budget=0.2", 0.17, 0.2), (name, 0.0, 0.205), (name[::-1], 0.5, 0.9)]
+    for chosen in (points[:3], points[::3]):
+        given = [{"method": m, "accuracy": a, "stderr": 0.1, "x": x} for m, a, x in chosen]
+        figure = plots.against_bytes(given, "bytes held")
+        figure.draw_without_rendering()
+        axes, whole = figure.axes[0], figure.bbox
+        for text in axes.texts:
+            box = text.get_window_extent()
+            assert box.y0 > axes.bbox.y0 and box.x1 < whole.x1, text.get_text()

@@ -132,7 +132,10 @@ def _off(yours: float, value: float) -> str:
     off = yours - value
     if isinstance(value, int) and off == int(off) and abs(off) < max(abs(value) / 2, 5):
         return f"is {abs(off):,.0f} {'more' if off > 0 else 'fewer'} than the right number"
-    return f"is {yours / value:.3g} times the right number"
+    times = f"{yours / value:.3g}"
+    return (
+        f"is {times} times the right number" if times != "1" else "is near, and the exact number is asked for"
+    )
 
 
 def _number(value: float) -> str:

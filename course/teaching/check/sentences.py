@@ -69,7 +69,7 @@ _ADVICE = {
     UnboundLocalError: "your function uses this name before it gives it a value",
     NameError: "this name is not defined: a typo, or a variable of another cell?",
     KeyError: "a dict has no entry of this name yet: .get(name, start) or .setdefault(name, start) gives one",
-    IndexError: "an index is too large: indices start at 0, and -1 is the last",
+    IndexError: "an index is beyond the ends: 0 is the first, and -1 is the last",
     ZeroDivisionError: "a divisor becomes 0 here",
     RecursionError: "your function calls itself without an end",
     AttributeError: "the value has no such method: is it a number or a list where you expect a tensor?",
@@ -83,7 +83,13 @@ _ADVICE = {
 _WORDS = {  # part of what Python or torch says -> advice
     "torch.return_types.": "torch gives back two tensors here, values and indices: take the one you need "
     "(.values or .indices)",
-    "index k out of range": "topk is asked for more numbers than there are",
+    "index k out of range": "topk is asked for more numbers than there are, or for fewer than none",
+    "shape of the mask": "as an index a mask needs the shape of the tensor: masked_fill spreads it",
+    "from empty": "something was empty",
+    "'Tensor' object has no": "a tensor has nothing of this name: a typo, or a name of lists or arrays?",
+    "'NoneType' object": "something is None here: a start without a value, or a missing `return`?",
+    " missing ": "the call lacks an argument: softmax, for one, needs dim",
+    "tuple of Tensors": "torch.cat and torch.stack take the tensors in a list: torch.cat([a, b], dim=...)",
     "'range' and 'range'": "ranges cannot be added, lists can: list(range(...)) + list(range(...))",
     "'int' object is not iterable": "one number cannot be looked through: are there fewer dimensions?",
     "module 'torch' has no": "torch has no function of this name",
@@ -217,6 +223,14 @@ def difference(cases, given, wanted, number, alike) -> str:
     test = f"test {number + 1} of {len(cases)}{_asked(case)}"
     if not isinstance(one, type(other)):
         return f"it returns {_what(one)}, expected {_what(other)}"
+    if (
+        isinstance(other, list)
+        and len(one) == len(other)
+        and all(isinstance(part, Tensor) for part in one + other)
+    ):
+        at = next((at for at, pair in enumerate(zip(one, other)) if not same(*pair)), 0)
+        what = difference(cases, {number: one[at]}, {number: other[at]}, number, alike)
+        return f"of the {len(one)} things that you return number {at + 1} is wrong: {what}"
     if isinstance(other, Tensor) and one.shape != other.shape:
         return f"the result has shape {_shape(one)}, expected {_shape(other)}{_asked(case)}"
     if alike is same_rows:

@@ -50,6 +50,11 @@ def test_the_keyboard_alone_is_enough(looked_at):
     until(browser, f"!busy && !shown.asked.evicted.length && !({other})")
 
 
+def test_the_pear_trees_of_the_lease_are_no_fact_to_ask_for(looked_at):
+    subjects = "subjectsOf('The old pear trees are not cut. The brown dog Otis lives in the mill.')"
+    assert looked_at().run(subjects) == ["the brown dog"]
+
+
 def test_what_cannot_be_read_is_said_in_one_line(looked_at):
     browser = looked_at()
     for facts, why in (

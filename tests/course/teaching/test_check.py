@@ -79,6 +79,36 @@ def test_an_answer_that_fails_or_is_something_else_is_explained(name):
     assert FUNCTIONS[name].verdict(lambda *given: "something").state == INCORRECT
 
 
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("torch.ones(1, 2, 3)[torch.ones(2, 3).bool()]", "as an index a mask needs the shape of the tensor"),
+        ("x[:, -9]", "an index is beyond the ends"),
+        ("[].pop()", "something was empty"),
+        ("x.topk(-1)", "or for fewer than none"),
+        ("x.softmax()", "the call lacks an argument"),
+        ("x.append(1)", "a tensor has nothing of this name"),
+        ("None.shape", "something is None here"),
+        ("torch.cat(x, x)", "take the tensors in a list"),
+    ],
+)
+def test_what_is_said_of_an_error_is_true_of_it(line, said):
+    breaks = eval(f"lambda held, new: (lambda x: {line})(torch.ones(2, 3))", {"torch": torch})
+    assert said in FUNCTIONS["next_position"].verdict(breaks).message
+
+
+def test_one_of_several_things_is_told_by_its_number():
+    made = Exercise("several", lambda x: [x, x[:1]], lambda draw: [(torch.ones(2),)], [], "")
+    EXERCISES.pop("several")
+    verdict = made.verdict(lambda x: [x, torch.tensor([5.0])])
+    assert "of the 2 things that you return number 2 is wrong: test 1 of 1" in verdict.message
+
+
+def test_a_number_that_is_almost_right_is_not_one_times_the_right_one(capsys):
+    check.measured(28.999, 29)
+    assert capsys.readouterr().out == "incorrect: your 29 is near, and the exact number is asked for\n"
+
+
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_accepts_one_letter_and_says_why_the_others_are_wrong(name):
     one = CHOICES[name]
