@@ -41,7 +41,10 @@ class Layer(Held):
             if all(x.dtype != torch.float64 for x in numbers):
                 query, *self._pending = (x.to(torch.get_autocast_dtype(device)) for x in numbers)
             with torch.autocast(device, enabled=False):
-                return self.attend(query, visibility, scaling, softcap, sinks)
+                self.dtype = None  # autocast may be switched on and off between passes
+                out = self.attend(query, visibility, scaling, softcap, sinks)
+                self.dtype = None
+                return out
         if len(kinds := {x.dtype for x in (query, *self._pending)}) > 1:
             kinds = ", ".join(sorted(map(str, kinds)))
             raise ValueError(
