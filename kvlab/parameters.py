@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 MOST = 2**24  # of tokens, bytes, blocks ...: more than any context, but a loop over them still ends
 FEW = 2**16  # of things that are reserved, or visited one by one
 
@@ -67,6 +65,8 @@ def check_one_of(name: str, value, allowed) -> None:
 
 def check_rows(name: str, rows, count: int) -> None:
     """TypeError or ValueError for what are no rows of so many; any, where none is held yet."""
+    import torch
+
     check_kind(name, rows, torch.Tensor, "a tensor of rows")
     whole = rows.dim() == 1 and len(rows) and rows.dtype in (torch.int64, torch.int32)
     if not whole or (count and not all(0 <= row < count for row in rows.tolist())):
