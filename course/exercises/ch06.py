@@ -118,7 +118,7 @@ _EVENTS = {
 schedule = Exercise(
     "schedule",
     RIGHT["schedule"],
-    lambda draw: [(layers,) for layers in [*shuffled(draw, [3, 4, 5, 6, 7, 8])[:3], 2, 1]],
+    lambda draw: [(layers,) for layers in [*shuffled(draw, [*range(3, 24)])[:3], 2, 1]],
     MISTAKES["schedule"],
     "while a layer attends, the link is busy with the next one",
     given=_as_found,
