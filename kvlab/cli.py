@@ -107,11 +107,12 @@ def ask(arguments: argparse.Namespace) -> int:
         parse(method)
     step(f"ask: loading {arguments.model or 'the workshop model'}")
     model, tokenizer = load(arguments.model)
-    given = arguments.protocol, arguments.chat, arguments.tokens
+    how = arguments.chat, arguments.tokens
     for method in methods:  # refusals come now, not after the others have answered
-        warm(*ready(model, tokenizer, context, arguments.question, method, *given[1:]))
+        warm(*ready(model, tokenizer, context, arguments.question, method, *how))
     answers = [
-        one_by_one(model, tokenizer, context, arguments.question, method, *given) for method in methods
+        one_by_one(model, tokenizer, context, arguments.question, method, arguments.protocol, *how)
+        for method in methods
     ]
     wide = max(map(len, methods))
     for number, question in enumerate(arguments.question, 1):
