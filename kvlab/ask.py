@@ -24,7 +24,7 @@ class Answer:
     tokens: list[int] = field(repr=False)  # all generated ones, an end token included
     stats: object  # `cache.stats()` after the answer, of all rows where several were answered at once
     seconds: float  # of this question and its answer, or of all answered at once
-    context_seconds: float = field(repr=False)  # of the context, once for all questions on it
+    context_seconds: float = field(repr=False)  # of the context, which the first answer alone pays for
 
     @property
     def cost(self) -> str:
@@ -104,6 +104,7 @@ def one_by_one(
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         for text, tokens in zip(texts, answers, strict=True):
             yield Answer(text, tokens, stats, taken, spent)
+            spent = 0.0
 
 
 def ready(model, tokenizer, context, questions, method, chat, max_new_tokens):

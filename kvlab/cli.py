@@ -167,13 +167,17 @@ def gate(arguments: argparse.Namespace) -> int:
 
     from .faster import lodger
     from .gating import INTERRUPTED, check, gate, show
+    from .gating.room import Room
     from .make import load
+    from .models import configuration
     from .parameters import check_whole
     from .scratch import written_whole
 
     text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
-    check(methods, arguments.minutes, arguments.memory, arguments.context, arguments.users)
+    size = arguments.memory, arguments.context, arguments.users
+    check(methods, arguments.minutes, *size)
+    Room.of(configuration(arguments.model), *size)
     for file in filter(None, (arguments.json, arguments.html)):  # refuse a file now, not in ten minutes
         if Path(file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
@@ -188,8 +192,7 @@ def gate(arguments: argparse.Namespace) -> int:
         model, tokenizer = load(arguments.model, engine=faster)
         found = gate(
             model, tokenizer, methods, text=text, minutes=arguments.minutes, memory=arguments.memory,
-            context=arguments.context, users=arguments.users,
-            say=lambda line: step(f"gate: {line}"),
+            context=arguments.context, users=arguments.users, say=lambda line: step(f"gate: {line}"),
         )  # fmt: skip
     try:
         if arguments.json is not None:

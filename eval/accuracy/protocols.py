@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 INSIDE, FIRST, MANY, REUSE = "question-inside", "context-first", "many-questions", "reuse"
 PROTOCOLS = {
-    INSIDE: "a prompt and its question are prefilled and compressed together, so a method may look at the "
-    "question when it chooses",
     FIRST: "the context alone is prefilled and compressed; the question follows at its true positions in "
     "one pass, which reads a cache on the host whole; its last token and the answer go through the cache one "
     "by one",
+    INSIDE: "a prompt and its question are prefilled and compressed together, so a method may look at the "
+    "question when it chooses",
     MANY: "one context is compressed once, and every question on it is asked of a fork: accuracy per "
     "question, cost per context",
     REUSE: "the context is compressed with another question on it inside; what stays of the context is then "

@@ -75,7 +75,9 @@ def write(found: list[Board], store: Store, environment) -> tuple[Path, int] | N
         sections=sections, shown=SHOWN, first=LOST, split=split, held=held
     )
     write_file(store.out / "answers.html", page)
-    return store.out / "answers.html", sum(one["kind"] == LOST for one in every)
+    return store.out / "answers.html", len(
+        {(one["task"], one["doc_id"]) for one in every if one["kind"] == LOST}
+    )
 
 
 def split(one: dict) -> tuple[list[tuple[str, dict]], list[tuple[str, dict]]]:

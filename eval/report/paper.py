@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import pandas
 
+from ..accuracy.protocols import PROTOCOLS
 from ..core import table
 from ..core.numbers import shown, spread
 from .tables import HALF
-
-PROTOCOLS = ("context-first", "question-inside")
 
 
 def label(method: str) -> str:

@@ -97,13 +97,14 @@ def below(gate) -> list[str]:
             "protocols, breaks: surely more under one"
         )
     safe = [line.method for line in gate.safe]
+    over = sum(line.why == OVER for line in gate.lines)
     if safe:
         lines.append(f"Safe, the fewest bytes first: {', '.join(safe)}")
     else:
-        over = sum(line.why == OVER for line in gate.lines)
-        more = f", or give more minutes: {over} methods were not tried" if over else ""
         found = "Nothing was found to be safe" if over < len(gate.lines) else "No method was tried"
-        lines.append(f"{found}: keep the full cache{more}")
+        lines.append(f"{found}: keep the full cache")
+    if over:
+        lines.append(f"The time was over before {counted(over, 'method')}: give more minutes")
     if plain := [name for name in safe if ":" not in name]:
         lines.append(elsewhere(plain))
     return lines

@@ -72,7 +72,10 @@ class InfiniGen(TopK):
     those with the largest sum over the prompt of |Q~| + |K~| are chosen per row and head, and copied into a
     partial key cache on the device. At every step the guessed scores pick n tokens,
     n = min(cap, mean over the heads of #{scores > max - alpha}), the same n for all heads of a row, each
-    head its own top n. The first layers fetch everything; the newest token is always attended.
+    head its own top n, and the mean is rounded up. The first layers fetch everything; the newest token is
+    always attended. After `fold`, the model's queries and keys are already skewed; in other models they are
+    rotated at run time (the same numbers; the matrices belong to the model and are not counted as cache
+    bytes).
 
     budget: tokens fetched at most per step and head (see `TopK`). full_layers: first layers that fetch
     everything (2 in the paper). alpha: how far below the head's best guessed score (after scaling) a token's
@@ -83,9 +86,6 @@ class InfiniGen(TopK):
     largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and by |K~|,
     and "official-accuracy-llama" also one threshold, that of the first head of the first row, for all heads
     (docs/offloading.md has the list, and what no variant follows).
-    After `fold`, the model's queries and keys are already skewed; in other models they are rotated at run
-    time (the same numbers; the matrices belong to the model and are not counted as cache bytes). The mean
-    count is rounded up.
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
     cache; `skew`, the layer's matrices A (None: nothing to rotate); while more of the prompt may come,
     `sums` of |Q~| and |K~| so far, `[batch, kv_heads, d]` each; `guessed`, slots to fetch at the coming step.

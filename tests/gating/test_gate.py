@@ -128,7 +128,7 @@ def test_rules():
 def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
     found = gate(*workshop, ["int8:group=7", "int4", "sinks:budget=0.5"], minutes=1e-9)
     assert {line.why for line in found.lines} == {"the time was over"} and len(found.lines) == 3
-    why = "No method was tried: keep the full cache, or give more minutes: 3 methods were not tried"
+    why = "No method was tried: keep the full cache\nThe time was over before 3 methods: give more minutes"
     assert str(found).endswith(why)
     (line,) = gate(*workshop, ["int8:group=7"]).lines
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
@@ -140,6 +140,12 @@ def test_what_no_model_allows_is_refused_before_one_is_loaded(words, capsys):
     assert cli.main(["gate", "--model", "no/such-model", f"--{option}", value]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and option.removesuffix("s") in said and value in said
+
+
+def test_a_context_beyond_the_models_is_refused_before_it_is_loaded(capsys):
+    assert cli.main(["gate", "--context", "900k"]) == 2
+    said = capsys.readouterr().err
+    assert "the model was trained for" in said and "loading" not in said
 
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
