@@ -91,9 +91,8 @@ def measure(
     caches = {REFERENCE: kvlab.make_cache(model, "full")}
     caches |= {name: kvlab.make_cache(model, spec) for name, spec in specs.items()}
     kept = kept or Kept()
-    scorer = Scorer(
-        model, caches, batch_size, ids.shape[1], kept=kept, name=kept.of("agreement", ids.tolist())
-    )
+    scorer = Scorer(model, caches, batch_size, ids.shape[1])
+    scorer.kept, scorer.name = kept, kept.of("agreement", ids.tolist())
     rows: dict[str, list] = {name: [] for name in specs}
     rows_at_once = math.ceil(len(ids) / math.ceil(len(ids) / min(batch_size, TOKENS_LONG // PROMPT)))
     parts = ids.to(entry_of(model)).split(rows_at_once)

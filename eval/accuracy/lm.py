@@ -212,11 +212,11 @@ class KVLabLM(Texts):
                     self.on_progress(0, total)
                 evidence = sought(self.tokenizer, self.evidence, prompts) if self.evidence else {}
                 scorer = Scorer(
-                    self.model, self._caches, self.batch_size, self.max_length, advance,
+                    self.model, self._caches, self.batch_size, self.max_length,
                     protocol=self.protocol, evict=self.evict, reusing=self._reusing,
-                    kept=self.kept, name=self.kept.of(kind, asked),
-                    sought={index: [*chain(*some)] for index, (_, _, some) in evidence.items()},
                 )  # fmt: skip
+                scorer.advance, scorer.kept, scorer.name = advance, self.kept, self.kept.of(kind, asked)
+                scorer.sought = {index: [*chain(*some)] for index, (_, _, some) in evidence.items()}
                 with evaluating(self.model):
                     self._known[key] = scorer, compute(scorer), set(), evidence
                 scorer.clock.stop()

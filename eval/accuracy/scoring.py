@@ -41,23 +41,26 @@ class Scorer:
     """Scores through several caches at once, one per method, so that prefills are shared.
 
     caches: {method: cache}. Every result is {method: answers}, in the order of the requests; a method
-    that fails is dropped and its error kept in `errors`. `advance(items)` is called as requests are
-    finished by all methods. protocol, evict: see `protocols.py`; `reusing`: {method: what `protocols.reusing`
-    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill,
-    which several methods may share; `contexts` and `tokens` count for each method what it was filled from.
-    `clock` knows the seconds of each method and those that all share. kept, name: where finished batches are
-    kept, and what their lines are called. sought: {request: tokens of its prompt, by number}; then `held`
-    says, method by method, what share of the layers and heads held each of them.
+    that fails is dropped and its error kept in `errors`. protocol, evict: see `protocols.py`; `reusing`:
+    {method: what `protocols.reusing` made}. `prefilled` counts the tokens of the prompts, or of their
+    contexts, that went through a prefill, which several methods may share; `contexts` and `tokens` count for
+    each method what it was filled from. `clock` knows the seconds of each method and those that all share.
+
+    To be set before it scores: `advance(items)`, called as requests are finished by all methods; `kept` and
+    `name`, where finished batches are kept, and what their lines are called; `sought`, {request: tokens of
+    its prompt, by number}: then `held` says, method by method, what share of the layers and heads held each
+    of them.
     """
 
     def __init__(
-        self, model, caches: dict, batch_size: int, max_length: int, advance=lambda items: None, *,
+        self, model, caches: dict, batch_size: int, max_length: int, *,
         protocol: str = INSIDE, evict: str = EVERY_STEP, reusing: dict | None = None,
-        kept: Kept | None = None, name: str = "", sought: dict[int, list[int]] | None = None,
     ):  # fmt: skip
-        self.model, self.caches, self.advance = model, dict(caches), advance
+        self.model, self.caches = model, dict(caches)
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
-        self.kept, self.name, self.sought = kept or Kept(), name, sought or {}
+        self.advance: Callable[[int], None] = lambda items: None
+        self.kept, self.name = Kept(), ""
+        self.sought: dict[int, list[int]] = {}
         self.held: dict[str, dict[int, list[float]]] = {name: {} for name in caches}
         self.members: list[int] = []  # the requests of the batch that is computed now
         self.prefilled, self.clock = 0, Clock()
