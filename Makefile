@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton wheel reproduce bench lint map format clean venv
+.PHONY: help demo test coverage browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton wheel reproduce bench lint map format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -36,8 +36,8 @@ demo: $(READY) ## run every method on the built-in model and write a report
 	@echo
 	@echo "The report: results/demo/report.html (open it in a browser)"
 
-test: $(READY) ## run the tests with coverage, and the notebooks strictly
-	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term tests
+test: $(READY) ## run the tests, and the notebooks strictly
+	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist worksteal tests
 ifneq ($(NOTEBOOKS),)
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
 endif
@@ -51,6 +51,9 @@ browser: $(READY) ## install a Chromium for the tests of pages, where there is n
 	else \
 	  echo "Install Chromium or Chrome, or name one: export KVLAB_BROWSER=/path/to/chrome" >&2; exit 1; \
 	fi
+
+coverage: $(READY) ## run the tests and count the lines that they reach, which takes half as long again
+	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist worksteal --cov --cov-report=term tests
 
 SECONDS := 600
 fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make fuzz SECONDS=3600); then other facts to the page

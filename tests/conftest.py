@@ -10,7 +10,6 @@ import ipaddress
 import os
 import socket
 import sys
-from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -37,30 +36,6 @@ def pytest_collection_finish(session):
     """What was imported stays: nobody looks for garbage in it at every test."""
     gc.collect()
     gc.freeze()
-
-
-COUNTED = 30  # cases of a test whose lines are counted
-cases: Counter = Counter()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Tests marked `uncounted`, and cases of a test behind the first ones unless it is marked `counted`, run
-    without counting lines, and so do processes that they start: others count the same ones, and counting
-    takes a third of a test's time with Python 3.11. From 3.12 on nothing is traced, and all lines count."""
-    test = item.nodeid.partition("[")[0]
-    cases[test] += 1
-    again = cases[test] > COUNTED and not item.get_closest_marker("counted")
-    tracer = sys.gettrace() if again or item.get_closest_marker("uncounted") else None
-    if tracer is None:
-        return (yield)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-        sys.settrace(None)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(tracer)
 
 
 class NetworkAccess(RuntimeError):

@@ -8,7 +8,6 @@ from tiny import prompt, tiny
 
 import kvlab
 
-pytestmark = pytest.mark.uncounted
 HOW = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": None, "pad_token_id": 0}
 
 

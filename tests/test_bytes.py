@@ -30,7 +30,6 @@ def storages(value, seen):
     return seen
 
 
-@pytest.mark.counted
 @pytest.mark.parametrize("spec", [*EVERY, "padded"])
 def test_stats_add_up_to_the_storages_really_allocated_which_are_freed_with_the_cache(spec):
     """Freed not when Python's collector comes by: it counts objects, and these are few and large."""

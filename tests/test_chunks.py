@@ -6,8 +6,6 @@ from tiny import prompt, tiny
 
 import kvlab
 
-pytestmark = pytest.mark.uncounted
-
 
 def test_the_end_of_the_prompt():
     """Without `prefill` the first pass is the prompt, and later passes of many tokens continue the text."""

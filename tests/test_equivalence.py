@@ -10,8 +10,6 @@ from tiny import FAMILIES, LOSSY, NEUTRAL, SAME, greedy, prompt, refused, tiny
 
 import kvlab
 
-pytestmark = pytest.mark.uncounted
-
 STEPS = 8
 
 

@@ -13,8 +13,6 @@ from tiny import NEUTRAL, prompt, refused, rounds, tiny
 import kvlab
 from kvlab.keep import H2O
 
-pytestmark = pytest.mark.uncounted
-
 
 @pytest.mark.parametrize(
     "spec", ["full", "static", "h2o:budget=0.4", "adakv:of=h2o", "infinigen over h2o", *LINKED[:2]]

@@ -12,8 +12,6 @@ from tiny import EACH, prompt, tiny
 
 import kvlab
 
-pytestmark = pytest.mark.uncounted
-
 
 def test_a_cache_remembers_no_computation():
     """Without `no_grad` a pass builds a graph; no part of it stays in the cache, which can be copied."""

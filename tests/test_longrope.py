@@ -7,7 +7,6 @@ from transformers import AutoModelForCausalLM, Phi3Config, PhimoeConfig
 
 import kvlab
 
-pytestmark = pytest.mark.uncounted
 SWITCH = 32
 HOW = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
 ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 1e4,

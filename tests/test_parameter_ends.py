@@ -18,7 +18,6 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.counted
 @pytest.mark.parametrize("name, parameter", NUMBERS)
 def test_numbers_without_end_are_refused(name, parameter):
     dice = random.Random(f"{name} {parameter}")

@@ -139,7 +139,6 @@ def test_every_call_refuses_nonsense_by_itself(name, tmp_path, monkeypatch):
         assert not said(CALLS[name], argument, leave_out=lambda kind, out=named | much: kind in out)
 
 
-@pytest.mark.counted
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_policy_refuses_nonsense_by_itself(name):
     kinds = inspect.Parameter

@@ -68,7 +68,6 @@ def one_line(says: str):
     return pytest.raises(ValueError, match=re.compile(rf"\A[^\n]*{re.escape(says)}[^\n]*\Z"))
 
 
-@pytest.mark.counted
 @pytest.mark.parametrize("spec, says", SPECS)
 def test_bad_specs_say_what_is_wrong(spec, says):
     with one_line(says):

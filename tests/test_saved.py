@@ -48,7 +48,6 @@ for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
 """
 
 
-@pytest.mark.uncounted
 def test_another_process_reads_every_method(tmp_path):
     """InfiniGen first: what it learns of a model has to be there at a process's first step."""
     methods = sorted(METHODS + MORE, key=lambda method: not method.startswith("infinigen"))
@@ -98,7 +97,6 @@ def test_a_model_that_was_written_and_read_is_the_same(name, tmp_path):
     assert model_digest(again) == model_digest(model)
 
 
-@pytest.mark.counted
 @pytest.mark.parametrize("method", METHODS + MORE + ["paged:block=4,blocks=260"])
 def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, tmp_path):
     """Padded rows, steps, forks, `hold` and `crop` before it is saved; and more steps after it was loaded."""

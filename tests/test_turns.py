@@ -14,8 +14,6 @@ from tiny import left_padded, prompt, tiny
 import kvlab
 from kvlab.keep import Keep
 
-pytestmark = pytest.mark.uncounted
-
 HOW = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 WINDOW = {name: ",window=4" for name in ("snapkv", "pyramidkv", "rkv")}
 KEPT = [

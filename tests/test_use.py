@@ -26,7 +26,6 @@ def said() -> dict:
     return {"docs/use.md": {}, "README.md": {}}
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize(
     "place", range(len(blocks())), ids=[f"{n} {h}" for n, (_, h, _) in enumerate(blocks())]
 )

@@ -22,8 +22,6 @@ from kvlab.hybrid import states_of
 from kvlab.methods import HOST
 from kvlab.spec import parse
 
-pytestmark = pytest.mark.uncounted
-
 
 @pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v2", "gemma3n", "deepseek_v32"])
 def test_bytes_that_transformers_allocates(family):

@@ -39,7 +39,6 @@ def test_equals_lm_evals_own_model(asked, folder, reference, method, engine):
     assert ours.generate_until(asked.prompts) == expected
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("method", ["full", "recompute", "infinigen", "h2o:budget=16", "int4:group=4"])
 def test_batch_size_changes_nothing(asked, precise, method):
     found = []

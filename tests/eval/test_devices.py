@@ -21,7 +21,6 @@ def numbers(out) -> dict:
     return {(c["task"], c["method"]): [c[name] for name in kept] for c in Store(out).records()}
 
 
-@pytest.mark.uncounted
 def test_a_process_on_each_device(words, tmp_path):
     assert main([*words, str(tmp_path / "one"), "--device", "cpu", "--jobs", "0"]) == 0
     assert main([*words, str(tmp_path / "two"), "--device", "cpu,cpu"]) == 0

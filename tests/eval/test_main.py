@@ -183,7 +183,6 @@ def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(base, tmp_path, m
     assert "no room" in (tmp_path / "out" / "errors.log").read_text()
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [

@@ -26,8 +26,6 @@ from families.table import (
 )  # fmt: skip
 from kvlab.models import blocks_of, query_of
 
-pytestmark = pytest.mark.uncounted
-
 LATENT = ("DeepSeek-V2", "DeepSeek-V3")
 found = cache(find)  # a row is worked out once
 

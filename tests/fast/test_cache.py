@@ -19,8 +19,6 @@ from kvlab.keep import H2O, TOVA, Sinks
 from kvlab.place import Host, InfiniGen, Link, TopK
 from kvlab.store import Float4, Float8, Growing, Int, Kivi, Rotated, Static
 
-pytestmark = pytest.mark.uncounted
-
 packed = importlib.import_module("kvlab.fast.attend")
 
 FITTING = {

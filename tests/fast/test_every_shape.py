@@ -128,7 +128,6 @@ def case(form, head_dim, kv_heads, share, tokens, masked, batch=1):
     return store, query
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS)
 def test_integers_are_right_and_stay_within_bounds(bits, head_dim, group, uncompiled):
     case(Int(bits, group), head_dim, *SHAPES[bits, head_dim, group])
@@ -220,7 +219,6 @@ def test_every_code_is_the_number_that_torch_says():
     exec(NUMBERS, {})
 
 
-@pytest.mark.uncounted
 def test_so_it_is_on_a_processor_that_knows_less(tmp_path):
     """Compiled for AVX2 where this one knows AVX-512, for SSE2 elsewhere."""
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -12,7 +12,7 @@ from kvlab.fast import team
 from kvlab.keep import H2O, TOVA
 from kvlab.store import Float8, Int
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.uncounted]
+pytestmark = pytest.mark.usefixtures("one_thread")
 GOING = (
     "h2o:budget=9", "h2o:budget=9,recent=0.1", "h2o:budget=90,recent=0.3", "h2o:budget=0.9", "tova:budget=9",
     "tova:budget=90", "sinks:budget=9", "sinks:budget=90,sinks=3", "sinks:budget=2",

@@ -51,7 +51,6 @@ print(out.sum())
 """
 
 
-@pytest.mark.uncounted
 def test_two_processes_that_prepare_at_once_do_not_harm_each_other(tmp_path):
     """Both compile into one empty folder; a third one finds what they left."""
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(KVLAB.parent)}

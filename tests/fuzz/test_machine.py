@@ -10,8 +10,6 @@ from kvlab.faster import lodger
 from kvlab.finding import PROFILED
 from kvlab.methods import METHODS as NAMED
 
-pytestmark = pytest.mark.uncounted
-
 
 @pytest.fixture(autouse=True, scope="module")
 def graphs(tmp_path_factory):

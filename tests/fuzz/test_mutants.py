@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.uncounted
-
 TESTS = Path(__file__).parents[1]
 # What goes wrong, in which function, the line as it is and as it becomes, and the test that fails.
 TABLE = """

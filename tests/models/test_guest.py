@@ -16,7 +16,6 @@ from transformers import DynamicCache, QuantizedCache, StaticCache
 import kvlab
 from kvlab.attention import recorded
 
-pytestmark = pytest.mark.uncounted
 NAMES = ("Llama", "OPT", "GPT-2", "GPT-NeoX", "Gemma 3", "Mistral", "Qwen3-MoE", "Phi-3")
 IDS = torch.randint(2, 96, (2, 24), generator=torch.Generator().manual_seed(3))
 MASK = torch.ones_like(IDS)

@@ -24,8 +24,6 @@ from kvlab.place.topk import most_important
 from kvlab.store import Float8, Int
 from kvlab.store.planes import unpack
 
-pytestmark = pytest.mark.uncounted
-
 HALF = 2.0**-10  # one step of fp16, relative
 
 

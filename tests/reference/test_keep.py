@@ -53,7 +53,6 @@ def test_heads_of_different_lengths_under_a_window():
     check(run, by_adakv(5, *keydiff_score()))
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("passes", [(1,) * STEPS, MIXED], ids=["steps", "mixed"])
 @pytest.mark.parametrize("spec", KEEPS)
 def test_kept_sets_and_outputs(spec, passes):

@@ -12,7 +12,6 @@ from kvlab.attention import recorded
 from kvlab.models import calibration_ids
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
 
-pytestmark = pytest.mark.uncounted
 LENGTH = 23  # S of the static graph
 SPECS = ["full", "static:length=90", "paged:block=7", "recompute", "offload", "offload:link=1e12", "uvm"]
 SETTINGS = {"window": None, "scales": None}

@@ -5,8 +5,6 @@ from reference.definitions import place
 from reference.driven import KV_HEADS, Driven, check, keep_all
 from reference.keeps import by_h2o
 
-pytestmark = pytest.mark.uncounted
-
 
 @pytest.mark.parametrize("name, exact, given, bits", [
     ("quest+int8", "quest", "budget=0.4,page=3,full_layers=0", 8),

@@ -18,7 +18,6 @@ from kvlab.keep import H2O
 from kvlab.models import calibration_ids
 from kvlab.place import Host, Quest
 
-pytestmark = pytest.mark.uncounted
 MIXED = (1,) * 9 + (4,) + (1,) * 27
 
 

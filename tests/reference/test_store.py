@@ -12,7 +12,6 @@ from kvlab.models import rotations_of
 from kvlab.store import BlockPool, Float8, Int, Paged
 from kvlab.store.codebook import levels
 
-pytestmark = pytest.mark.uncounted
 CPU = torch.device("cpu")
 SIZES, LATER = (13, 6), (1,) * 17
 

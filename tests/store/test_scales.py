@@ -7,8 +7,6 @@ from tiny import LESS, SAME, policies, started
 
 from kvlab.store import Exact, Growing
 
-pytestmark = pytest.mark.uncounted
-
 
 @pytest.mark.parametrize(
     "form",

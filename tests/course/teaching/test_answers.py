@@ -20,8 +20,6 @@ from course.teaching.check.exercise import CORRECT, EXERCISES, INCORRECT, Choice
 sys.path.insert(0, str(Path(__file__).parent))
 import planted
 
-pytestmark = pytest.mark.uncounted
-
 FUNCTIONS = {name: one for name, one in EXERCISES.items() if not isinstance(one, Choice)}
 RIGHT, ROWS = planted.read()
 SEEDS = (0, 1)

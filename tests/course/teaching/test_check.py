@@ -23,8 +23,6 @@ from course.teaching.check.exercise import (
     Verdict,
 )
 
-pytestmark = pytest.mark.uncounted
-
 ALL = {name: getattr(check, name) for name in EXERCISES}
 FUNCTIONS = {name: one for name, one in ALL.items() if isinstance(one, Exercise)}
 CHOICES = {name: one for name, one in ALL.items() if isinstance(one, Choice)}

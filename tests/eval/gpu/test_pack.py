@@ -10,15 +10,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from eval.core.errors import Problem
 from eval.gpu import pack, ready
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.uncounted
 def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     """Unpacked and started in an empty folder, with nothing of this checkout on the path."""
 
