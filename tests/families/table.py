@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +39,7 @@ ROUNDED = {  # method -> the setting at which it gives nothing up, or policies w
 SPECS = {name: spec for name, spec in SAME.items() if name not in ROUNDED}
 PROFILED = {"duo": "duo:heads=1", "kvzap": "kvzap:threshold=1e-300"}  # with a profile of the tiny model
 METHODS = SPECS | PROFILED | ROUNDED
-REASONS = {  # the closed list: letter -> how its one line is known; HEAD says what it means
+REASONS = {  # the closed list: letter -> how its one line is known; the page says what it means
     "a": "a sliding window cannot let single ones go",
     "b": "made of a latent after the cache",
     "c": "no layer of it holds keys and values",
@@ -191,54 +192,18 @@ def planted(own, ids, mask, expected) -> tuple[str, float]:
     return what, difference(logits(wrong, cache, ids, mask), expected)
 
 
-HEAD = """# Families
-
-Which methods are right on which families. `python -m tests.families` writes this page; a test checks it.
-
-Every row is a tiny random model, odd on purpose (head dimension other than hidden / heads, 3 KV heads of 9,
-window 7, partial rotary embedding, biases). A batch with one row padded on the left goes through a prompt of
-{prompt} tokens and {steps} decode steps, and is compared with the model's own attention and transformers' own
-cache.
-
-- `=`: no logit differs by more than {tolerance:.0e}, with the method at a setting where it gives nothing up.
-  The profiles of `duo` and `kvzap` are random numbers in the model's shape.
-- `in pieces`: `full`, with the prompt in two pieces and then a question of two tokens.
-- `fault`: a planted fault. It must change a logit by at least {fault:.0e}, or the row would prove nothing.
-- A letter: refused in one line, when the cache is made or, in pieces, before anything is written.
-
-Why a method is refused:
-
-- **a**: it writes keys in blocks of tokens, but a sliding window drops single tokens.
-- **b**: it fetches from a host, which would hold latents; keys are computed from them only after the cache,
-  so there are none to choose by. `offload` and `uvm` do not choose; for them this has not been built.
-- **c**: the model has no keys and values to hold.
-- **d**: the model is not a decoder that uses transformers' attention interface.
-- **e**: the model does something of its own with K, V or masks.
-- **f**: the model's own states forget the text at a later pass of several tokens, so the prompt must come in
-  one pass. This happens under transformers' own cache too, so there is nothing right to compare with.
-- **g**: it reads the prompt twice. A convolution or a recurrent state cannot read again without moving on;
-  expanding latents for the second reading has not been built.
-- **h**: it undoes rotary embeddings (RoPE). The model has none, or (MLA) caches the rotated part beside the
-  latent, where these methods do not look.
-- **i**: it compares or merges keys, but the model caches latents.
-- **j**: its heads hold different tokens, as trained, but all heads share the cached latents.
-
-"""
-
-
 def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
-    """docs/families.md."""
-    text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT)
-    text += columns(SPECS | PROFILED, "in pieces", "fault")
+    """docs/families.md with what was found in its two tables and its list of those that are refused."""
+    named = columns(SPECS | PROFILED, "in pieces", "fault")
     for name, row in rows.items():
         what, off = row.fault
         shown = 10.0 ** math.floor(math.log10(off))
-        text += cells(name, row, SPECS | PROFILED, row.pieces, f"{what}: over {shown:g}")
-    text += FORMS + columns(ROUNDED)
-    text += "".join(cells(name, row, ROUNDED) for name, row in rows.items())
-    text += "\nRefused with every method that holds something:\n\n"
-    text += "".join(f"- {name}: {letter}\n" for name, (_, letter) in refused.items())
-    return text + TAIL
+        named += cells(name, row, SPECS | PROFILED, row.pieces, f"{what}: over {shown:g}")
+    rounded = columns(ROUNDED) + "".join(cells(name, row, ROUNDED) for name, row in rows.items())
+    tables, text = iter((named, rounded)), FILE.read_text(encoding="utf-8")
+    text = re.sub(r"(^\|.*\n)+", lambda _: next(tables), text, flags=re.M)
+    listed = "".join(f"- {name}: {letter}\n" for name, (_, letter) in refused.items())
+    return re.sub(r"(?<=that holds something:\n\n)(- .*\n)+", listed, text)
 
 
 def columns(methods, *more: str) -> str:
@@ -248,26 +213,6 @@ def columns(methods, *more: str) -> str:
 
 def cells(name: str, row: Row, methods, *more: str) -> str:
     return f"| {' | '.join([name, *(row.cells[method] for method in methods), *more])} |\n"
-
-
-FORMS = """
-The other methods that round, on the same models. These settings keep everything exact: the first 80 tokens,
-which are all (`sinks=80`: `int5`, `kvquant`), both layers (`skip_layers=0+-1`: `fp8`, `nvfp4`, `mxfp4`,
-`turboquant`, and the three pairs with a host, whose stores were built by hand), or both sides
-(`mixed:k=full,v=full`). So a `=` checks everything around the rounding: positions, rows, windows, fetched
-tokens, and, for `kvquant`, the way to keys before RoPE and back. The rounding itself is the same on every
-family; `tests/store` and `tests/reference` compare it with its definition.
-
-"""
-
-TAIL = """
-`padded` runs in a graph of its own. That graph handles only layers that see all the tokens it holds, without
-soft caps or sink scores; other models are refused.
-
-A model that is not on this page is tried when a cache is made for it: first its layers' kinds and masks, then
-a small random model of its configuration class, against that model's own cache.
-`kvlab doctor --model NAME` prints its row, or why it is refused.
-"""
 
 
 def refusals() -> dict[str, tuple[str, str]]:

@@ -15,6 +15,7 @@ from families.table import (
     METHODS,
     PADDING,
     PROMPT,
+    STEPS,
     TOLERANCE,
     difference,
     find,
@@ -51,6 +52,8 @@ def test_others_are_refused_in_one_line():
 
 
 def test_the_page_says_what_was_found():
+    said = f"{PROMPT} tokens and {STEPS} decode steps", f"more than {TOLERANCE:.0e}", f"at least {FAULT:.0e}"
+    assert all(one in FILE.read_text(encoding="utf-8") for one in said)
     assert FILE.read_text(encoding="utf-8") == page({name: found(name) for name in FAMILIES}, refusals())
 
 
