@@ -13,8 +13,8 @@ planted/chNN.txt.
     >s? the sentence
 
 n: it names the mistake; s: it tells a symptom; w: it says little more than "wrong". Each sentence was read
-beside its mistake: ? is behind those that are true but vague, ! would be behind a false one. The page of all
-rows is made by `python tests/course/teaching/planted.py`.
+beside its mistake: ? is behind those that are true but vague, ! would be behind a false one. The tables of
+the page are made by `python tests/course/teaching/planted.py`.
 """
 
 from __future__ import annotations
@@ -62,41 +62,25 @@ def _row(name: str, right: str, part: str) -> Planted:
 
 
 def page() -> str:
-    """All rows as a page of Markdown, with the counts of each exercise on top."""
-    rows = read()[1]
-    parts = [HEAD, _table("exercise|mistakes|" + "|".join([*TELLS.values(), *JUDGED.values()]))]
+    """The page with all rows in its second table, and the counts of each exercise in its first."""
+    rows, counted = read()[1], _table("exercise|mistakes|" + "|".join([*TELLS.values(), *JUDGED.values()]))
     for name in [*dict.fromkeys(row.exercise for row in rows), "all"]:
         some = [row for row in rows if name in (row.exercise, "all")]
         counts = [sum(row.tells == kind for row in some) for kind in TELLS]
         counts += [sum(row.judged == mark for row in some) for mark in JUDGED]
-        parts.append(f"| {' | '.join(map(str, [name, len(some), *counts]))} |")
-    parts += ["", _table("exercise|planted|what the check says|it tells|a reader")]
+        counted += f"| {' | '.join(map(str, [name, len(some), *counts]))} |\n"
+    told = _table("exercise|planted|what the check says|it tells|a reader")
     for row in rows:
         shown = f"`` {' ⏎ '.join(row.change.splitlines())} ``".replace("|", "\\|")
-        told = row.sentence.replace("|", "\\|").replace("<", "&lt;")
-        parts.append(f"| {row.exercise} | {shown} | {told} | {TELLS[row.tells]} | {JUDGED[row.judged]} |")
-    return "\n".join(parts) + "\n"
-
-
-HEAD = """# Planted mistakes
-
-What the checks say of wrong answers that were planted in right ones; a test compares, and
-`python tests/course/teaching/planted.py` makes this page. *names it*: the sentence says what is wrong in the
-answer. *a symptom*: it says what is seen in the result, truly. *only wrong*: it says little more than that.
-The last column is a reader's, who read each sentence beside its mistake. The checks were written with these
-mistakes in view, so the table says little of others. A reader who had not seen them planted 137 of their own
-(28 November 2026): the checks named 43, told a true symptom of 68, said only "wrong" of 7, said something
-false or misleading of 11, and accepted 8. What was accepted is refused since, and most of it is in the list.
-A second one wrote 377 (29 November 2026): the checks named 291, told a true symptom of 71, said only "wrong"
-of 7, said something misleading of 3, and accepted 5, which were right numbers in a list where the next line
-wants a tensor. These are still accepted, and the check now says what the next line wants. Of 58 that were
-written after the checks had learned from those, they named 37 and told a true symptom of 21.
-"""
+        said = row.sentence.replace("|", "\\|").replace("<", "&lt;")
+        told += f"| {row.exercise} | {shown} | {said} | {TELLS[row.tells]} | {JUDGED[row.judged]} |\n"
+    tables = iter((counted, told))
+    return re.sub(r"(^\|.*\n)+", lambda _: next(tables), PAGE.read_text(encoding="utf-8"), flags=re.M)
 
 
 def _table(columns: str) -> str:
     names = columns.split("|")
-    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
 
 
 if __name__ == "__main__":
