@@ -6,12 +6,15 @@ import contextlib
 from dataclasses import dataclass
 
 import torch
-from fuzz import naive
 from fuzz.cases import Case
 from tiny import tiny
 
 import kvlab
 from kvlab.visibility import own_positions
+
+
+class Turn(tuple):
+    """The tokens of a pass that was a later turn."""
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Alone:
             stepper = before[0] if before is not None else self._prompt(row)
             logits = before[1] if before is not None else stepper.first
             for tokens in row.passes[-1:] if before is not None else row.passes:
-                turn, ids = isinstance(tokens, naive.Turn), torch.tensor([tokens])
+                turn, ids = isinstance(tokens, Turn), torch.tensor([tokens])
                 logits = (bare(stepper, self.case.model, ids) if turn else stepper.feed(ids))[0]
                 stepper.cache.stats()  # ends a turn, as `check` does
             if len(self.known) > 12:
