@@ -245,9 +245,19 @@ class Machine(RuleBasedStateMachine):
                 assert re.search(r"more than K and V|from a method's name$", str(error)), error
             else:
                 stepper.cache = kvlab.load_cache(Path(folder) / "cache", self.case.model)
+                self.same_bytes(stepper.cache)
                 self.now = Driven(stepper, self.now.rows)
                 self.check()
         self.meet("save")
+
+    def same_bytes(self, loaded) -> None:
+        """Of what is loaded, in blocks where there are some: a pool grows by half of what it was."""
+        found = []
+        for cache in (self.now.stepper.cache, loaded):
+            pools = [layer.store.pool.used for layer in cache.attending if hasattr(layer.store, "pool")]
+            stats = cache.stats()
+            found.append(pools or (stats.device_bytes, stats.host_bytes))
+        assert found[0] == found[1], "bytes of a loaded cache"
 
     def on_a_copy(self, data) -> torch.Tensor | str:
         """The logits of one more token in a copy that is thrown away, or the line that refuses it."""
