@@ -117,10 +117,11 @@ def test_the_readme_says_the_minutes_of_the_chapters():
 
 def test_the_way_through_text_keeps_every_cell():
     for book in BOOKS.values():
-        again = text.to_notebook(text.to_text(book))
-        assert [(c.cell_type, c.source) for c in again.cells] == [(c.cell_type, c.source) for c in book.cells]
-        slides = [[c.metadata.get("slides") for c in cells] for cells in (again.cells, book.cells)]
-        assert slides[0] == slides[1]
+        written = text.to_text(book)
+        again = text.to_notebook(written)
+        assert again.metadata.course == book.metadata.course and text.to_text(again) == written
+        told = [[(c.cell_type, c.source, c.metadata) for c in each.cells] for each in (again, book)]
+        assert told[0] == told[1]
 
 
 def prose(source: str) -> str:
