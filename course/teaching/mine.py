@@ -34,20 +34,19 @@ import torch
 from torch import Tensor
 
 from kvlab.calibrate.skew import skew
+from kvlab.parameters import check_fraction_or_count, check_number, check_one_of, check_whole
 from kvlab.stats import Stats
 
-from . import check, kept, lease
-from .check.exercise import Exercise
+from . import check, kept
+from .parts import course, part, works
+from .reader import Reader, answered, clause17, not_yet, write
 
+__all__ = [  # what a notebook finds here; MyCache is there, too
+    "Cache", "Reader", "answered", "clause17", "course", "keep", "not_yet", "part", "shared", "weights",
+    "write",
+]  # fmt: skip
 WINDOW, BLOCK = 16, 32  # the queries that SnapKV asks; the tokens that share a scale in KIVI
 PLAIN = 32  # bits of a number as the workshop model computes it
-SETTINGS = {  # of a cache: what fits, in words
-    "bits": (lambda x: x in (0, *range(2, 9)), "0, or 2 to 8"),
-    "page": (lambda x: isinstance(x, int) and x >= 0, "a number of tokens"),
-    "pages": (lambda x: isinstance(x, int) and x >= 0, "a number of pages"),
-    "fetch": (lambda x: isinstance(x, int | float) and 0 <= x <= 1, "a part from 0 to 1"),
-    "budget": (lambda x: isinstance(x, int | float) and x > 0, "tokens, or their part"),
-}
 
 
 class Cache:
@@ -72,9 +71,11 @@ class Cache:
     @classmethod
     def begun(cls, model) -> Reader:
         """What feeds a text to a model through a fresh cache, as `kvlab doctor --method` does."""
-        for name, (fits, expected) in SETTINGS.items():
-            if not fits(value := getattr(cls, name)):
-                raise ValueError(f"{name}={value!r}: expected {expected}")
+        check_one_of("bits", cls.bits, (0, *range(2, 9)))
+        check_whole("page", cls.page, 0)
+        check_whole("pages", cls.pages, 0, "pages")
+        check_number("fetch", cls.fetch, lambda part: 0 <= part <= 1, "a part from 0 to 1")
+        check_fraction_or_count("budget", cls.budget)
         if cls.keep is not None and not hasattr(cls, str(cls.keep)):
             raise ValueError(f"keep={cls.keep!r}: expected snapkv, norm_score or a method of your class")
         if cls.pages and not cls.page:
@@ -245,137 +246,6 @@ def weights(q: Tensor, K: Tensor) -> Tensor:
     return (q @ K.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
 
 
-class Reader:
-    """Feeds a text to a model built like Llama, through a cache of one's own: as `kvlab.Stepper` does."""
-
-    def __init__(self, model, cache: Cache):
-        self.model, self.cache = model, cache
-
-    @torch.no_grad()
-    def feed(self, ids: Tensor, last: bool = False) -> Tensor:
-        """Logits `[1, vocabulary]` of the last token, once `ids` `[1, new]` are read; last: as in Stepper."""
-        body, cache, new = self.model.model, self.cache, ids.shape[1]
-        x = body.embed_tokens(ids)  # [1, new, h]
-        turns = body.rotary_emb(x, torch.arange(cache.seen, cache.seen + new)[None])
-        guesses, inputs = new == 1 and cache.fetch and cache.seen, []
-        for number, block in enumerate(body.layers):
-            inputs.append(x[0, -1])
-            if guesses and number + 1 < len(body.layers):
-                cache.ahead(number + 1, _turned(self._rehearsed(number + 1, inputs), *turns))
-            attention, y = block.self_attn, block.input_layernorm(x)
-            q, k, v = (
-                project(y)[0].view(new, -1, attention.head_dim).transpose(0, 1)  # [heads, new, d]
-                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-            )
-            out = cache.attend(number, _turned(q, *turns), _turned(k, *turns), v)
-            if not isinstance(out, Tensor) or out.shape != q.shape:
-                shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-                raise ValueError(f"attend gave {shape}, and {tuple(q.shape)} is expected, [heads, new, d]")
-            x = x + attention.o_proj(out.transpose(0, 1).reshape(1, new, -1))
-            x = x + block.mlp(block.post_attention_layernorm(x))
-        cache.seen += new
-        return self.model.lm_head(body.norm(x[:, -1]))
-
-    def _rehearsed(self, layer: int, inputs: list[Tensor]) -> Tensor:
-        """The query `[heads, 1, d]` of a layer before RoPE, by `rehearse` and from what is known so far."""
-        blocks = self.model.model.layers
-        query = blocks[layer].self_attn.q_proj
-        gains = [block.input_layernorm.weight for block in blocks]
-        guess = part("rehearse")(layer, inputs, gains, [block.self_attn.q_proj.weight for block in blocks])
-        guess = guess if query.bias is None else guess + query.bias
-        return guess.view(-1, 1, blocks[layer].self_attn.head_dim)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE: each pair of channels is turned by the token's position."""
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
-
-
-def write(model, tokenizer, text: str, cache: Cache, new: int = 12) -> str:
-    """What the model writes after a text, token by token, through the cache; or why it cannot yet."""
-    reader, ids, said = Reader(model, cache), tokenizer(text, return_tensors="pt").input_ids, []
-    try:
-        for _ in range(new):
-            ids = reader.feed(ids).argmax(-1, keepdim=True)
-            said.append(int(ids))
-    except Exception as error:  # a learner's own code: whatever it raises is an answer
-        return not_yet(type(cache), error)
-    return tokenizer.decode(said)
-
-
-def clause17(model, tokenizer, made: Callable[[], Cache]) -> int | None:
-    """Ask a cache about clause 17 of six leases, which differ in the name that this clause gives.
-
-    Prints the first clause, question and answer, how many answers are right, and what the cache holds.
-    Returns how many are right; None for a cache that is not finished, which gets one line.
-    """
-    found = answered(model, tokenizer, made)
-    return found and found[0]
-
-
-def answered(model, tokenizer, made: Callable[[], Cache]) -> tuple[int, Stats] | None:
-    """As `clause17`; with the stats of the last lease's cache."""
-    asked, said, cache = lease.asked_of_workshop(), [], None
-    try:
-        for context, question, _ in asked:
-            ids, cache = tokenizer(context + question, return_tensors="pt").input_ids, made()
-            reader = Reader(model, cache)
-            reader.feed(ids[:, :-1])
-            said.append(tokenizer.decode(reader.feed(ids[:, -1:]).argmax(-1)).strip())
-        stats = cache.stats()
-    except Exception as error:  # a learner's own code: whatever it raises is an answer
-        print(not_yet(made, error))
-        return None
-    right = sum(bool(one) and name.startswith(one) for one, (_, _, name) in zip(said, asked, strict=True))
-    print(
-        f'Clause 17: "{lease.DOG.format(asked[0][2])}"  You: "{asked[0][1].strip()}"  Your cache: "{said[0]}"'
-    )
-    print(
-        f"{right} of {len(asked)} leases answered; {stats.tokens_held} of {stats.tokens_seen} tokens held,"
-        f" {stats.device_bytes / 1e3:,.0f} kB on the device, {stats.host_bytes / 1e3:,.0f} kB on the host,"
-        f" {stats.moved_bytes / 1e3:,.0f} kB moved by the last step"
-    )
-    if not stats.tokens_held:
-        print("It holds nothing: a step sees its own tokens alone until `append` sets self.K and self.V.")
-    return right, stats
-
-
-check.ASKS["clause17"] = answered
-
-
-def not_yet(made, error: Exception) -> str:
-    """The line for a cache that is not finished."""
-    return f"not yet: {made.__name__} stopped with {type(error).__name__}: {error}"
-
-
-# Parts: functions of the learner's own, and where they are kept.
-
-
-def part(wanted: Callable | str) -> Callable:
-    """A part of the cache: yours once its check accepts it, the course's until then.
-
-    wanted: your function, or the name of one that an earlier chapter kept in my_cache.py.
-    """
-    name = wanted if isinstance(wanted, str) else wanted.__name__
-    if name not in _parts or not isinstance(wanted, str):
-        exercise = check.EXERCISES[name]
-        own = kept.saved(name) if isinstance(wanted, str) else wanted
-        accepted = own is not None and exercise.accepts(own)
-        if isinstance(wanted, str) and own is not None and not accepted:
-            print(f"{name}: the course's, because the check does not accept what {kept.FILE} has")
-        _parts[name] = own if accepted else exercise.right
-    return _parts[name]
-
-
-_parts: dict[str, Callable] = {}
-
-
-def course() -> dict[str, Callable]:
-    """The course's parts by their names."""
-    return {name: one.right for name, one in check.EXERCISES.items() if isinstance(one, Exercise)}
-
-
 def __getattr__(name: str):
     """`mine.MyCache`: the class in my_cache.py, or the course's; without an `append` that holds nothing."""
     if name != "MyCache":
@@ -412,12 +282,6 @@ def keep(made: Callable) -> Callable:
         kept.write(name, kept.grown(made) if name == "MyCache" else kept.source(made))
     sys.modules.pop(Path(kept.FILE).stem, None)  # a method of that file is read again
     print(f"{name}: yours, kept in {kept.FILE}")
-    if name in check.EXERCISES and not _works(name):
+    if name in check.EXERCISES and not works(name):
         print(f"   but {kept.FILE} alone cannot run it: write inside of it what it takes from other cells")
     return made
-
-
-def _works(name: str) -> bool:
-    """Whether the function that my_cache.py has is accepted by its check."""
-    own = kept.saved(name)
-    return own is not None and check.EXERCISES[name].accepts(own)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import kvlab
-from course.teaching import check, kept, lesson, mine
+from course.teaching import check, kept, lesson, mine, parts
 from kvlab import trial
 from kvlab.calibrate.skew import skew
 from kvlab.keep import Keep
@@ -40,7 +40,7 @@ def tokenizer(loaded):
 def cell(tmp_path, monkeypatch):
     """Runs a cell's text as a notebook does, in an empty folder; returns what it defines."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mine, "_parts", {})
+    monkeypatch.setattr(parts, "_parts", {})
 
     def run(text: str, name: str = "cell 1", known: dict | None = None) -> dict:
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -97,7 +97,7 @@ def test_a_right_part_is_kept_and_found_by_its_name(cell, capsys):
     assert capsys.readouterr().out == "real_slots: yours, kept in my_cache.py\n"
     text = (Path.cwd() / kept.FILE).read_text()
     assert "SOLUTION" not in text and text.count("def real_slots") == 1
-    mine._parts.clear()
+    parts._parts.clear()
     assert mine.part("real_slots")(2, 5) == yours(2, 5) == [False, False, False, True, True]
     assert mine.part("real_slots") is not check.EXERCISES["real_slots"].right
 
@@ -108,7 +108,7 @@ def test_a_part_is_replaced_and_the_others_stay(cell):
     cell(RIGHT.replace("slot >= window", "slot + 0 >= window"), "cell 3")
     text = (Path.cwd() / kept.FILE).read_text()
     assert text.count("def real_slots") == 1 and "slot + 0" in text and "class Small(mine.Cache)" in text
-    mine._parts.clear()
+    parts._parts.clear()
     assert mine.part("real_slots") is not check.EXERCISES["real_slots"].right  # a class does no harm
 
 
@@ -130,7 +130,7 @@ GROWN |= {"score": 8}  # method -> the chapter whose text the file has in the en
 def own_parts(chapter: int) -> list[str]:
     """What a chapter's cells define and keep, cell by cell: the learner's functions and classes."""
     (path,) = NOTEBOOKS.glob(f"{chapter:02}_*.ipynb")
-    parts = []
+    found = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = kept.plain("".join(cell["source"]))
         if cell["cell_type"] == "code" and "mine.keep(" in text:
@@ -140,8 +140,8 @@ def own_parts(chapter: int) -> list[str]:
                 if f"mine.keep({getattr(one, 'name', None)})" in text
                 or "mine.keep(" in ast.get_source_segment(text, one)
             ]
-            parts.append("\n\n".join(ast.get_source_segment(text, one) for one in nodes))
-    return parts
+            found.append("\n\n".join(ast.get_source_segment(text, one) for one in nodes))
+    return found
 
 
 def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, model, tokenizer, tmp_path):
@@ -158,8 +158,8 @@ def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, mode
     for name, chapter in GROWN.items():
         assert all(line in texts[chapter] for line in methods[name].splitlines() if "###" not in line), name
     full = mine.clause17(model, tokenizer, mine.MyCache)
-    parts = {"keep": "snapkv", "budget": 0.2, "bits": 4, "host": True, "fetch": 0.2, "turns": skew(model)}
-    assert full == mine.clause17(model, tokenizer, type("MyCache", (mine.MyCache,), parts)) == 6
+    given = {"keep": "snapkv", "budget": 0.2, "bits": 4, "host": True, "fetch": 0.2, "turns": skew(model)}
+    assert full == mine.clause17(model, tokenizer, type("MyCache", (mine.MyCache,), given)) == 6
     env = os.environ | {"PYTHONPATH": str(NOTEBOOKS.parent)}
     settings = "keep=snapkv,budget=0.4,bits=4,page=16,host=true", "fetch=0.2", "pages=2,page=16", "window=64"
     for method in ("NormKeep:budget=0.4", "MyCache", *(f"MyCache:{given}" for given in settings)):
