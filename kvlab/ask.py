@@ -31,7 +31,7 @@ class Answer:
         """Bytes, tokens and time in a line."""
         said = self.stats
         host = f" and {size(said.host_bytes)} on the host" if said.host_bytes else ""
-        held = f"{said.tokens_held:,} of {said.tokens_seen:,} tokens held"
+        held = f"{said.tokens_held:,} of {said.tokens_seen:,} tokens held, the answer's among them"
         once = f" after {seconds(self.context_seconds)} for the context" if self.context_seconds else ""
         return f"{size(said.device_bytes)} on the device{host}, {held}, {seconds(self.seconds)}{once}"
 

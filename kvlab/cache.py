@@ -13,6 +13,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .bound import Bound
 from .devices import check_loaded
+from .errors import FOREIGN
 from .hybrid import forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer
@@ -203,7 +204,7 @@ class KVCache(Bound):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         if torch.compiler.is_dynamo_compiling():
-            raise ValueError("a kvlab cache is for the model inside torch.compile(model), model._orig_mod")
+            raise ValueError(FOREIGN)
         if self._began is None:  # transformers asks within a pass, but this one was never announced
             raise ValueError(other_model(self.model))
         if query_length > 1 and self._began and not self.continues:

@@ -124,7 +124,9 @@ def ask(arguments: argparse.Namespace) -> int:
             if number == len(arguments.question):
                 answers[place].close()  # its cache goes before the next method's comes
             text = errors.shown(" ".join(answer.text.split()))
-            print(f"  {method:{wide}}  {text}\n  {'':{wide}}  [{answer.cost}]", flush=True)
+            ended = len(answer.tokens) < arguments.tokens or answer.tokens[-1] in tokenizer.all_special_ids
+            cut = "" if ended else f", cut off after {arguments.tokens} tokens (--tokens)"
+            print(f"  {method:{wide}}  {text}\n  {'':{wide}}  [{answer.cost}{cut}]", flush=True)
     return 0
 
 

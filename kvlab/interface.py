@@ -56,6 +56,10 @@ def kvlab_attention(
             found.append(given)
         out, _ = given.attend()
         return out.transpose(1, 2).contiguous(), None
+    if not getattr(module, "is_causal", True):
+        raise ValueError(
+            f"{type(module).__name__}.is_causal is False: a kvlab cache is for attention to earlier tokens"
+        )
     if dropout:
         raise ValueError(
             f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"

@@ -263,6 +263,11 @@ class View:
     def some_empty(self) -> Tensor | None:
         return self._layer.table.moved
 
+    @property
+    def stored(self) -> Iterator[Tensor]:
+        """The tensors that hold the tokens."""
+        return self._layer.store.tensors()
+
     def __getattr__(self, name: str):
         if name not in View.SHOWN:
             raise AttributeError(f"a policy sees {', '.join(View.SHOWN)} and its state, not {name!r}")

@@ -106,8 +106,8 @@ def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor
     try:
         check_file(path)
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            return file.metadata() or {}, tensors
+            names = file.keys()  # and tensors of their own: what is mapped changes with the file
+            return file.metadata() or {}, {name: file.get_tensor(name).clone() for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{why} ({' '.join(str(error).split())})") from error
 
@@ -288,10 +288,11 @@ def model_digest(model) -> str:
     about = json.dumps([type(model).__name__, settings(model)], sort_keys=True, default=str)
     total = hashlib.sha256(about.encode())
     for name, weight in sorted(model.state_dict().items()):
-        if weight.is_meta or hasattr(weight, "full_tensor"):  # offloaded, or a DTensor
+        here = isinstance(weight, Tensor) and not weight.is_meta  # else packed by torch.ao, or offloaded
+        if not here or hasattr(weight, "full_tensor"):  # a DTensor
             raise ValueError(
-                "a model whose weights are split among processes, or are on disk, has no digest by which a "
-                "profile or a saved cache would know it: load it whole"
+                "a model whose weights are packed, split among processes or on disk has no digest by which a "
+                "profile or a saved cache would know it: load it whole and as it was stored"
             )
         found = 0
         for piece in weight.detach().flatten().split(PIECE):

@@ -7,8 +7,11 @@ from types import FunctionType, GeneratorType
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 
 from .errors import first_line, kind_and_line
+
+READ_ONLY = ("score", "by_rule", "limits", "shares", "select", "speculate", "decode")  # they only return
 
 
 def is_ours(one: type) -> bool:
@@ -46,8 +49,11 @@ def telling(name: str, method: FunctionType) -> FunctionType:
 
     @functools.wraps(method)
     def called(self, *given, **named):
+        before = versions(given) if name in READ_ONLY else None
         try:
             found = method(self, *given, **named)
+            if before is not None and versions(given) != before:
+                raise ValueError("it writes in place to a tensor that it was given; expected a copy")
         except Exception as error:
             tell(error, self, *given)
         return each(found, self, *given) if isinstance(found, GeneratorType) else found
@@ -69,3 +75,13 @@ def telling(name: str, method: FunctionType) -> FunctionType:
 
     called._tells = True
     return called
+
+
+def versions(given) -> list[int]:
+    """How often each tensor that a method is given, or that the store of its layer holds, was written to.
+    Tensors of torch's inference mode do not count that."""
+    found: list[int] = []
+    for one in given:
+        held = getattr(one, "stored", one if isinstance(one, tuple) else (one,))  # a `View` has it
+        found += [part._version for part in held if isinstance(part, Tensor) and not part.is_inference()]
+    return found

@@ -40,7 +40,8 @@ def begin(cache, body, args, kwargs) -> None:
     _forget_broken(cache)
     layers, seen = cache.attending, cache.get_seq_length()
     ids, positions = given_to(body, args, kwargs)
-    if ids.shape[1] > 1 and kwargs.get("logits_to_keep") == 1:
+    last = kwargs.get("logits_to_keep")  # how many, or a tensor of which
+    if ids.shape[1] > 1 and isinstance(last, int) and last == 1:
         _check_last(kwargs.get("attention_mask"), ids.shape[1])
     single = ids.shape[1] == 1 and seen > 0
     if single and not (cache.open and _last_piece(positions, seen == cache.pieces)):

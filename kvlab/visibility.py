@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .errors import FOREIGN
+
 
 class Visibility:
     """The tokens visible to a pass in layers of one kind: the caller's padding, and the model's rule.
@@ -27,6 +29,11 @@ class Visibility:
 
     def __deepcopy__(self, memo) -> Visibility:
         return self  # nothing in it changes with the tokens
+
+    @property
+    def shape(self):
+        """What an attention function that is not kvlab's asks of a mask."""
+        raise ValueError(FOREIGN)
 
     @classmethod
     def of(cls, *, attention_mask=None, mask_function, allow_is_causal_skip=False, **others) -> Visibility:

@@ -9,9 +9,11 @@ import torch
 from drawn import FORMS
 from every import LINKED
 from families.models import family
+from families.profiles import profiled
 from tiny import EACH, SAME, prompt, rounds, tiny
 
 import kvlab
+from kvlab.faster import compiled, lodger
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Rotated, Smoothed
 
 
@@ -307,3 +309,16 @@ def test_a_cache_is_of_one_dtype(spec):
     model.to(later)
     with pytest.raises(ValueError, match=r"layer 0: K is torch\.\w+, but the cache was filled in torch\.\w+"):
         stepper.feed(prompt(draw.choice((1, 3)), 2))
+
+
+@pytest.mark.parametrize("spec", EACH)
+def test_torchs_default_dtype_changes_nothing(spec):
+    model, ids = tiny("llama"), prompt(30)
+    for one in (model, *([compiled(copy.deepcopy(model))] if lodger() else [])):
+        right = kvlab.decode(one, ids, kvlab.make_cache(one, profiled(spec, one)), 4)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = kvlab.decode(one, ids, kvlab.make_cache(one, profiled(spec, one)), 4)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert torch.equal(found.logprobs, right.logprobs)

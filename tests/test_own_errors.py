@@ -122,3 +122,33 @@ def test_the_class_itself_stays_as_it_was_written():
     for keep in (H2O(12), Own(12)):
         found.append(kvlab.decode(model, prompt(40, 2), kvlab.KVCache(model, keep=keep), 6).logprobs)
     assert found[0].equal(found[1])
+
+
+class KeysInPlace(H2O):
+    def score(self, layer):
+        keys, _ = layer.store.read(layer.slot_positions.device)
+        keys /= keys.norm(dim=-1, keepdim=True)
+        return super().score(layer)
+
+
+class QueryInPlace(TopK):
+    def select(self, layer, query):
+        query *= 2
+        return super().select(layer, query)
+
+
+class PartsInPlace(Int):
+    def decode(self, parts, dtype):
+        parts[1].mul_(2)
+        return super().decode(parts, dtype)
+
+
+@pytest.mark.parametrize("own", [KeysInPlace, QueryInPlace, PartsInPlace])
+def test_writing_in_place_to_what_one_is_given_is_refused(own):
+    """It changes what the model then reads, without a word."""
+    with pytest.raises(
+        ValueError, match=rf"{own.__name__}\.\w+.*: it writes in place to a tensor that it was"
+    ):
+        kvlab.decode(
+            tiny("llama"), prompt(40, 2), kvlab.KVCache(tiny("llama"), **MADE[own.__mro__[1]](own)), 6
+        )

@@ -46,6 +46,18 @@ for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
 """
 
 
+def test_a_loaded_cache_does_not_change_with_its_file(tmp_path):
+    model, path, ids = tiny("llama"), tmp_path / "cache.safetensors", torch.arange(40)[None]
+    for method in ("full", "int8", "offload", "kivi2:group=8,recent=8"):
+        cache = kvlab.make_cache(model, method)
+        Stepper(model, cache).feed(ids)
+        cache.save(path)
+        loaded = kvlab.load_cache(path, model)
+        with path.open("r+b") as file:  # in place, as `cp` writes
+            file.write(bytes(path.stat().st_size))
+        assert torch.equal(continued(model, loaded, ids[:, :3]), continued(model, cache, ids[:, :3]))
+
+
 def test_another_process_reads_every_method(tmp_path):
     """InfiniGen first: what it learns of a model has to be there at a process's first step."""
     methods = sorted(METHODS + MORE, key=lambda method: not method.startswith("infinigen"))

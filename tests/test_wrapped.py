@@ -58,6 +58,50 @@ def test_a_wrapper_names_the_model_inside_which_serves_it(name):
         assert torch.equal(torch.cat(found[1:], 1), right.tokens)
 
 
+def compiled(part) -> None:
+    part.compile(backend="eager")
+
+
+INSIDE = {
+    "layers": lambda model: [compiled(layer) for layer in model.model.layers],
+    "attention": lambda model: [compiled(layer.self_attn) for layer in model.model.layers],
+    "body": lambda model: compiled(model.model),
+    "model": compiled,
+    "forward": lambda model: setattr(model, "forward", torch.compile(model.forward, backend="eager")),
+    "another body": lambda model: setattr(model, "model", torch.compile(model.model, backend="eager")),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_a_compiled_part_that_attends_is_refused_in_one_line(name):
+    model = copy.deepcopy(tiny("llama"))
+    INSIDE[name](model)
+    torch._dynamo.reset()
+    with pytest.raises(
+        ValueError, match=r"^a part .* is compiled|interface as a decoder, or is compiled, so"
+    ):
+        model(prompt(20), past_key_values=kvlab.make_cache(model, "full"))
+
+
+def test_a_compiled_part_that_does_not_attend_serves_as_before():
+    model, ids = copy.deepcopy(tiny("llama")), prompt(20)
+    right = model(ids, use_cache=False).logits
+    for layer in model.model.layers:
+        compiled(layer.mlp)
+    assert torch.allclose(
+        model(ids, past_key_values=kvlab.make_cache(model, "full")).logits, right, atol=1e-5
+    )
+
+
+def test_a_model_whose_weights_are_packed_is_served_and_its_cache_is_not_saved(tmp_path):
+    model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(tiny("llama")), {nn.Linear}, torch.qint8)
+    cache = kvlab.make_cache(model, "h2o:budget=8")
+    kvlab.Stepper(model, cache).feed(prompt(20))
+    with pytest.raises(ValueError, match=r"^a model whose weights are packed, .* has no digest"):
+        cache.save(tmp_path / "cache.safetensors")
+
+
 def test_a_cache_inside_transformers_pair_for_encoders_is_refused_and_stays_whole():
     model, ids = tiny("llama"), prompt(20)
     for spec in ("full", "h2o:budget=8", "kvzip:budget=8", "int4"):

@@ -208,7 +208,7 @@ class Body:
         padded = attention_mask is not None and not (
             attention_mask.shape[1] == cache.get_seq_length() + 1 and bool(attention_mask.all())
         )
-        found = torch.empty(rows, 1, self.vocabulary)
+        found = torch.empty(rows, 1, self.vocabulary, dtype=torch.float32)
         said = found[:, 0].numpy()
         if padded or not self.whole.step(cache, x, cos, sin, room, said):
             x = self._embedded(input_ids)
@@ -238,8 +238,8 @@ class Body:
             self.together(rows * numbers, code.out_of, attended, x, *given, room)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        new = torch.empty(rows, self.heads, 1, self.head_dim)
-        keys, values = (torch.empty(rows, self.kv_heads, 1, self.head_dim) for _ in "kv")
+        new = torch.empty(rows, self.heads, 1, self.head_dim, dtype=torch.float32)
+        keys, values = (torch.empty(rows, self.kv_heads, 1, self.head_dim, dtype=torch.float32) for _ in "kv")
         return new, keys, values
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -247,10 +247,14 @@ class Body:
         at = positions.numpy()  # whose numbers are read at once: an operation of torch takes microseconds
         begin = int(at[0]) // TABLE * TABLE
         if len(at) > 1 and (at.min() < begin or at.max() >= begin + TABLE):
-            return tuple(part[0].numpy() for part in self.rotary(torch.empty(0), positions[None]))
+            return tuple(
+                part[0].numpy() for part in self.rotary(torch.empty(0, dtype=torch.float32), positions[None])
+            )
         if begin not in self.rotations:
             some = torch.arange(begin, begin + TABLE)[None]
-            self.rotations[begin] = tuple(part[0].numpy() for part in self.rotary(torch.empty(0), some))
+            self.rotations[begin] = tuple(
+                part[0].numpy() for part in self.rotary(torch.empty(0, dtype=torch.float32), some)
+            )
         cos, sin = self.rotations[begin]
         if len(at) == 1:
             place = int(at[0]) - begin

@@ -42,7 +42,7 @@ class Going:
         before = layer.slot_positions.contiguous(), layer.keep.received.contiguous() if self.how == SUM else 0
         room = lambda n: (
             torch.empty(*shape, n, dtype=torch.int32),
-            torch.empty(*shape, n) if self.how == SUM else 0,
+            torch.empty(*shape, n, dtype=torch.float32) if self.how == SUM else 0,
         )
         return *before, *room(slots), *(room(left) if closes else (0, 0)), left if closes else 0
 

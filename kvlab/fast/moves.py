@@ -191,7 +191,8 @@ class Replaces(Buffered):
         self.positions = torch.empty(*shape, self.slots, dtype=torch.int32, device=device)
         self.hole = torch.empty(*shape, 1, dtype=torch.long, device=device)
         self.newest = torch.empty(shape[0], dtype=torch.int32, device=device)
-        self.sums = torch.empty(*shape, self.slots, device=device) if self.how == SUM else None
+        sums = torch.empty(*shape, self.slots, dtype=torch.float32, device=device)
+        self.sums = sums if self.how == SUM else None
         self.first, last = may_go(layer)
         reach = [newest - one for newest, one in zip(layer.lengths, last, strict=True)]
         self.reach = torch.tensor(reach, dtype=torch.int32, device=device)

@@ -28,7 +28,11 @@ def step(layer, given) -> Tensor | None:
     if fused is None:
         _made.pop(layer.store, None)
         return None
-    received = torch.empty(len(layer.lengths), layer.kv_heads, layer.slots + 1) if layer.observes else None
+    received = (
+        torch.empty(len(layer.lengths), layer.kv_heads, layer.slots + 1, dtype=torch.float32)
+        if layer.observes
+        else None
+    )
     new = given.query, given.keys, given.values
     layer._busy = True
     out = fused.call(layer.store, *new, given.scaling, there(layer.table, 1), received)

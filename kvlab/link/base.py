@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -74,7 +75,7 @@ class Link:
     def __init__(self, timeout: float = 60.0):
         if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"timeout={shown(timeout)}: expected a positive number of seconds")
-        self.timeout = timeout
+        self.timeout, self.process = timeout, os.getpid()
         self.records: deque[Transfer] = deque(maxlen=RECORDS)
         self.staging = Staging()
         self._lanes = {toward: Lane(toward) for toward in ("device", "host")}
@@ -150,6 +151,8 @@ class Link:
         """What a write must wait for before its source may be read."""
 
     def _submit(self, work, toward: str, *, parcel: Parcel, layer: int, bytes: int, why: str) -> Transfer:
+        if self.process != os.getpid():
+            raise LinkError("this link's threads are in the process that forked this one; make a cache here")
         lane = self._lanes[toward]
         transfer = Transfer(why, layer, bytes, toward, self.timeout, submitted=time.perf_counter())
         if (least := self.seconds(bytes)) > self.timeout:  # to wait for it would look like a hang

@@ -163,8 +163,9 @@ def configuration(name_or_path=None):
     """The configuration of a model named as for `load`; ValueError where none can be read."""
     from transformers import AutoConfig
 
+    source = source_of(name_or_path)
     try:
-        return AutoConfig.from_pretrained(source_of(name_or_path), trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # a broken one can raise anything
         raise _none("configuration", name_or_path, error) from error
 
@@ -192,8 +193,8 @@ def prepare(model):
     for config in (model.config, text, *(getattr(module, "config", None) for module in model.modules())):
         if isinstance(config, kinds):  # a layer that was copied, and has come since, has one of its own
             answer(config)
+    report_passes(model)
     if model not in _prepared:
-        report_passes(model)
         known = _masks_are_known(model)
         if known is None and not refused_layers(model.config):
             raise ValueError(_cannot(model))
@@ -226,8 +227,8 @@ def listed(model) -> bool:
 
 def _cannot(model) -> str:
     return (
-        f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab "
-        "caches cannot serve it (docs/families.md lists models that they serve)"
+        f"{type(model).__name__} does not use transformers' attention interface as a decoder, or is "
+        "compiled, so kvlab caches cannot serve it (docs/families.md lists models that they serve)"
     )
 
 

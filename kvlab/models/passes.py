@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from ..errors import FOREIGN
 from ..interface import expanding
 from . import guest
 
@@ -35,6 +36,8 @@ def report_passes(model) -> None:
     is computed, then `end_pass(body, args, kwargs)`, or `leave()` where it broke off. The outermost body
     that was called speaks first."""
     for body in bodies_of(model):
+        if hasattr(body, "_orig_mod"):
+            raise ValueError(FOREIGN)
         if body not in _reporting:
             _reporting.add(body)
             body.register_forward_pre_hook(_Begins(), with_kwargs=True)
@@ -50,9 +53,11 @@ class Hook:
 
 class _Begins(Hook):
     def __call__(self, body, args, kwargs) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            return
         cache = _cache_among(args, kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            if cache is not None:
+                raise ValueError(FOREIGN)
+            return
         for value in kwargs.values() if cache is None else ():
             if hasattr(value, "cross_attention_cache") and _cache_among(vars(value).values(), {}) is not None:
                 raise ValueError("the kvlab cache is inside an EncoderDecoderCache: pass the cache itself")

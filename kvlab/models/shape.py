@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..devices import check_loaded
-from ..errors import kind_and_line
+from ..errors import FOREIGN, kind_and_line
 from ..parameters import check_kind
 from .passes import cache_name
 
@@ -78,6 +78,10 @@ class ModelShape:
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if not self.value_dim:
             object.__setattr__(self, "value_dim", self.head_dim)
+
+    def __getitem__(self, axis):
+        """What an attention function that is not kvlab's asks a cache's layer for: a shape of keys."""
+        raise ValueError(FOREIGN)
 
     @classmethod
     def of(cls, model) -> ModelShape:

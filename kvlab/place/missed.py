@@ -18,7 +18,7 @@ def missed(layer, query: Tensor, slots: Tensor) -> float:
     keys = torch.cat([past, layer.given.keys], dim=2)
     scores = true_scores(query, keys, layer.scaling, layer.slot_positions, layer.softcap)
     weights = softmax_beside(layer.sinks, scores)
-    fetched = torch.zeros(weights.shape[0], layer.kv_heads, layer.slots + 1, device=weights.device)
+    fetched = weights.new_zeros(weights.shape[0], layer.kv_heads, layer.slots + 1)
     fetched.scatter_(2, slots.to(weights.device).where(slots >= 0, layer.slots), 1.0)
     fetched[..., layer.slots - 1] = 1.0
     left = 1 - fetched[..., : layer.slots].repeat_interleave(weights.shape[1] // layer.kv_heads, dim=1)

@@ -114,4 +114,4 @@ def _numbers(codes: Tensor) -> Tensor:
 @cache
 def _signed(device: torch.device) -> Tensor:
     """The values of all codes, copied to a device once, since it waits for the copy."""
-    return torch.tensor([*GRID, *(-x for x in GRID)], device=device)
+    return torch.tensor([*GRID, *(-x for x in GRID)], dtype=torch.float32, device=device)

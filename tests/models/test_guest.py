@@ -217,7 +217,14 @@ def test_what_a_cache_cannot_give_is_refused_in_one_line(name):
             model(IDS, past_key_values=cache)
     model.eval()
     cache.reset()
-    model(IDS[:, :8], past_key_values=cache)
+    blocks = [part for part in model.modules() if getattr(part, "is_causal", False)]
+    blocks[0].is_causal = False
+    with pytest.raises(ValueError, match=r"\.is_causal is False: a kvlab cache is for attention to earlier"):
+        model(IDS, past_key_values=cache)
+    blocks[0].is_causal = True
+    cache.reset()
+    last = model(IDS[:, :8], past_key_values=cache, logits_to_keep=torch.tensor([0, 7])).logits
+    assert (last - model(IDS[:, :8], use_cache=False).logits[:, [0, 7]]).abs().max() < 1e-4
     asked = model.get_input_embeddings()(IDS[:, 8:]).detach().requires_grad_()
     out = model(inputs_embeds=asked, past_key_values=cache).logits
     assert (out - model(IDS, use_cache=False).logits[:, 8:]).abs().max() < 1e-4
