@@ -251,12 +251,12 @@ class Machine(RuleBasedStateMachine):
         self.meet("save")
 
     def same_bytes(self, loaded) -> None:
-        """Of what is loaded, in blocks where there are some: a pool grows by half of what it was."""
+        """Of what is loaded; of blocks their number, since a copy of the cache may hold some of them, too."""
         found = []
         for cache in (self.now.stepper.cache, loaded):
-            pools = [layer.store.pool.used for layer in cache.attending if hasattr(layer.store, "pool")]
+            tables = [one.store.table.unique() for one in cache.attending if hasattr(one.store, "pool")]
             stats = cache.stats()
-            found.append(pools or (stats.device_bytes, stats.host_bytes))
+            found.append([*map(len, tables)] or [stats.device_bytes, stats.host_bytes])
         assert found[0] == found[1], "bytes of a loaded cache"
 
     def on_a_copy(self, data) -> torch.Tensor | str:
