@@ -87,23 +87,6 @@ def test_what_a_context_costs_stands_beside_the_bytes(tmp_path, protocol):
     assert "contexts" not in printed and "prefilled per context" not in page
 
 
-def test_cells_of_two_protocols_are_never_compared(tmp_path):
-    """They are side by side in one table; what is compared is of one."""
-    inside = cell("full", 20)["config"] | {"protocol": "question-inside", "evict": "every-step"}
-    cells = [
-        cell("full", 38, made="2026-01-01"),
-        cell("h2o:budget=0.2", 20, config=inside, made="2026-01-02"),
-        cell("int4", 37, made="2026-01-03"),
-    ]
-    printed, _, told, _ = stored.reported(stored.store_of(tmp_path, cells))
-    compared = {(row["method"], row["protocol"]): row["compared"] for row in told}
-    assert compared == {
-        ("full", "context-first"): "True", ("int4", "context-first"): "True",
-        ("h2o:budget=0.2", "question-inside"): "",
-    }  # fmt: skip
-    assert "protocol question-inside, eviction every-step\nprotocol context-first, eviction once" in printed
-
-
 @pytest.mark.parametrize("method, share", [
     ("sinks:budget=20", 0.0), ("h2o:budget=20", 0.5), ("snapkv:budget=20", 0.2), ("tova:budget=20", 0.95),
     ("kvzip:budget=20,over=head", 0.75), ("adakv:budget=20", 0.2),

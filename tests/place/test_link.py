@@ -5,22 +5,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import linked, prompt, tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.link.staging import Staging
 from kvlab.place import Host, ModelledLink, TopK, Whole
 from kvlab.store import Growing
-
-PAIRS = [  # the same system with a link and without
-    ("offload", "full"),
-    ("offload+int4", "int4"),
-    ("offload+h2o:budget=0.4", "h2o:budget=0.4"),
-    ("uvm", "full"),
-    ("uvm+h2o:budget=0.4", "h2o:budget=0.4"),
-    ("topk:budget=0.3", "topk:budget=0.3"),
-    ("infinigen:budget=0.4,alpha=0.5", "infinigen:budget=0.4,alpha=0.5"),
-]
 
 
 def test_unified_memory_faults_for_what_does_not_fit():
@@ -55,17 +45,6 @@ def test_two_threads_may_share_a_link(fetch):
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)
     assert {record.toward for record in link.records} == {"device", "host"}
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("spec, same", PAIRS)
-def test_a_cuda_link_changes_no_number(spec, same):
-    model = tiny("llama", dtype=torch.float64).to("cuda")
-    ids = prompt(23, rows=2).to("cuda")
-    here = kvlab.decode(model, ids, kvlab.make_cache(model, same), 8)
-    there = kvlab.decode(model, ids, kvlab.make_cache(model, linked(spec, "cuda")), 8)
-    assert torch.equal(here.tokens, there.tokens)
-    model.cpu()
 
 
 def test_lanes_serve_in_order_and_never_faster_than_the_link():
