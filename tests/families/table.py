@@ -194,16 +194,24 @@ def planted(own, ids, mask, expected) -> tuple[str, float]:
 
 def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
     """docs/families.md with what was found in its two tables and its list of those that are refused."""
-    named = columns(SPECS | PROFILED, "in pieces", "fault")
-    for name, row in rows.items():
-        what, off = row.fault
-        shown = 10.0 ** math.floor(math.log10(off))
-        named += cells(name, row, SPECS | PROFILED, row.pieces, f"{what}: over {shown:g}")
-    rounded = columns(ROUNDED) + "".join(cells(name, row, ROUNDED) for name, row in rows.items())
-    tables, text = iter((named, rounded)), FILE.read_text(encoding="utf-8")
-    text = re.sub(r"(^\|.*\n)+", lambda _: next(tables), text, flags=re.M)
+    both = zip(*(lines(name, row) for name, row in rows.items()), strict=True)
+    tables = (head + "".join(body) for head, body in zip(heads(), both, strict=True))
+    text = re.sub(r"(^\|.*\n)+", lambda _: next(tables), FILE.read_text(encoding="utf-8"), flags=re.M)
     listed = "".join(f"- {name}: {letter}\n" for name, (_, letter) in refused.items())
     return re.sub(r"(?<=that holds something:\n\n)(- .*\n)+", listed, text)
+
+
+def heads() -> tuple[str, str]:
+    """Of the table of methods that hold exact numbers, and of those that round."""
+    return columns(SPECS | PROFILED, "in pieces", "fault"), columns(ROUNDED)
+
+
+def lines(name: str, row: Row) -> tuple[str, str]:
+    """A family's line in each of the tables."""
+    what, off = row.fault
+    shown = 10.0 ** math.floor(math.log10(off))
+    last = row.pieces, f"{what}: over {shown:g}"
+    return cells(name, row, SPECS | PROFILED, *last), cells(name, row, ROUNDED)
 
 
 def columns(methods, *more: str) -> str:

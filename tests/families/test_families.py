@@ -1,7 +1,7 @@
 """Families and methods: equal to the model's own cache, or refused in one line."""
 
 import copy
-from functools import cache
+import re
 
 import pytest
 import torch
@@ -19,21 +19,22 @@ from families.table import (
     TOLERANCE,
     difference,
     find,
+    heads,
+    lines,
     logits,
     own_logits,
-    page,
     refusals,
     texts,
 )  # fmt: skip
 from kvlab.models import blocks_of, query_of
 
 LATENT = ("DeepSeek-V2", "DeepSeek-V3")
-found = cache(find)  # a row is worked out once
+PAGE = FILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_is_equal_or_refused(name):
-    row = found(name)
+    row = find(name)
     allowed = {"=", "b", "g", "h", "i", "j"} if name in LATENT else {"=", "a", "g", "h"}
     assert set(row.cells.values()) <= allowed and list(row.cells) == list(METHODS)
     kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bghij"}
@@ -43,6 +44,7 @@ def test_every_method_is_equal_or_refused(name):
         assert {method for method, cell in row.cells.items() if cell == letter} <= only
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too
+    assert all(line in PAGE for line in lines(name, row)), "make it again: python -m tests.families"
 
 
 def test_others_are_refused_in_one_line():
@@ -51,10 +53,13 @@ def test_others_are_refused_in_one_line():
         assert letter in "cde"
 
 
-def test_the_page_says_what_was_found():
+def test_the_page_has_a_line_for_each_and_no_other():
+    found = re.findall(r"(?<=^\| )[^|]+?(?= \|)", PAGE, flags=re.M)
+    assert found == 2 * ["family", *FAMILIES] and all(head in PAGE for head in heads())
+    listed = "".join(f"- {name}: {letter}\n" for name, (_, letter) in refusals().items())
+    assert PAGE.partition("that holds something:\n\n")[2].startswith(f"{listed}\n")
     said = f"{PROMPT} tokens and {STEPS} decode steps", f"more than {TOLERANCE:.0e}", f"at least {FAULT:.0e}"
-    assert all(one in FILE.read_text(encoding="utf-8") for one in said)
-    assert FILE.read_text(encoding="utf-8") == page({name: found(name) for name in FAMILIES}, refusals())
+    assert all(one in PAGE for one in said)
 
 
 @pytest.mark.parametrize("name", HIDDEN)
