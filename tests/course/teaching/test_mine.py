@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import linecache
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -144,7 +143,9 @@ def own_parts(chapter: int) -> list[str]:
     return found
 
 
-def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, model, tokenizer, tmp_path):
+def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(
+    cell, model, tokenizer, tmp_path, monkeypatch, capsys
+):
     scope = {"model": model, "skew": skew, "Keep": Keep, "ThreadPoolExecutor": ThreadPoolExecutor}
     texts = {}
     for chapter in range(1, 10):
@@ -160,12 +161,11 @@ def test_one_class_grows_through_the_chapters_and_the_doctor_tries_it(cell, mode
     full = mine.clause17(model, tokenizer, mine.MyCache)
     given = {"keep": "snapkv", "budget": 0.2, "bits": 4, "host": True, "fetch": 0.2, "turns": skew(model)}
     assert full == mine.clause17(model, tokenizer, type("MyCache", (mine.MyCache,), given)) == 6
-    env = os.environ | {"PYTHONPATH": str(NOTEBOOKS.parent)}
+    monkeypatch.syspath_prepend(tmp_path)
     settings = "keep=snapkv,budget=0.4,bits=4,page=16,host=true", "fetch=0.2", "pages=2,page=16", "window=64"
     for method in ("NormKeep:budget=0.4", "MyCache", *(f"MyCache:{given}" for given in settings)):
-        words = [sys.executable, "-m", "kvlab", "doctor", "--method", f"my_cache.{method}"]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.count("[ok]") >= 4, done.stdout + done.stderr
+        code = trial.run(f"my_cache.{method}")
+        assert (said := capsys.readouterr().out).count("[ok]") >= 4 and code == 0, said
 
 
 class Flat(mine.Cache):
