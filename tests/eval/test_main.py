@@ -199,7 +199,7 @@ def test_a_signal_in_a_real_run(folder, tmp_path, number, code, said):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "eval", "accuracy", "--model", str(folder), "--out", str(out)]
     tasks = ["recall", "needle", "chain", "recall_em", "needle_em", "chain_em"]
-    command += ["--jobs", "1", "--methods", "full", "--tasks", *tasks, "--batch-size", "1", "--limit", "24"]
+    command += ["--jobs", "1", "--methods", "full", "--tasks", *tasks, "--batch-size", "1", "--limit", "6"]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
