@@ -132,7 +132,8 @@ def test_ctrl_c_where_python_passes_over_it(tmp_path, where):
     }[where]
     (tmp_path / "a_command.py").write_text(
         "import os, signal, time\ndef kill(): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)\n"
-        f"def main():\n try:\n  exec({body!r}, globals())\n  time.sleep({0 if where == 'the end' else 9})\n"
+        f"def main():\n try:\n  exec({body!r}, globals())\n"
+        f"  for _ in range({0 if where == 'the end' else 90}): time.sleep(0.1)\n"
         "  return 0\n except KeyboardInterrupt:\n  return 130\n"
     )
     code = "import sys; from eval.start import run; sys.exit(run('a_command'))"

@@ -154,10 +154,10 @@ def test_what_is_widened_first_is_right_and_stays_within_bounds(form, head_dim, 
     case(form, head_dim, kv_heads, share, LENGTHS[place], head_dim % 3 == 0)
 
 
-@pytest.mark.parametrize("bits, head_dim, group, recent, share", [
-    (2, 32, 3, 2, 1), (4, 96, 4, 0, 2), (8, 64, 5, 7, 3), (2, 160, 32, 5, 1), (4, 64, 2, 1, 1),
+@pytest.mark.parametrize("bits, head_dim, group, recent, share, masked", [
+    (2, 32, 3, 2, 1, True), (4, 96, 4, 0, 2, False), (8, 64, 5, 7, 3, True), (2, 160, 32, 5, 1, False),
+    (4, 64, 2, 1, 1, True),
 ])  # fmt: skip
-@pytest.mark.parametrize("masked", [False, True])
 def test_blocks_of_kivi_and_its_window_uncompiled(bits, head_dim, group, recent, share, masked, uncompiled):
     """Blocks that are short, that a kernel's own blocks and splits cut, and windows of every length."""
     torch.manual_seed(bits)
