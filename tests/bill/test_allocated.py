@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from billed import MODELS, held, shaped
-from families.models import FAMILIES, build
+from families.models import FAMILIES, LATENT, build, family, refused
 from families.profiles import RECENT, THRESHOLD, profiled, write
 from tiny import EACH, LOSSY, prompt, tiny
 from transformers import DynamicCache
@@ -22,14 +22,16 @@ from kvlab.hybrid import states_of
 from kvlab.methods import HOST
 from kvlab.spec import parse
 
+INDEXED = ("deepseek_v32", LATENT | {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2})
 
-@pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v2", "gemma3n", "deepseek_v32"])
-def test_bytes_that_transformers_allocates(family):
+
+@pytest.mark.parametrize("name", [*FAMILIES, "Gemma 3n", "DeepSeek-V3.2"])
+def test_bytes_that_transformers_allocates(name):
     """Full, grouped, sliding, chunked, latent, hybrid, shared, indexed layers; before and beyond a window."""
-    if family in FAMILIES and FAMILIES[family][1] is not None:
-        model = build(*FAMILIES[family][:2])
+    if name in FAMILIES:
+        model = family(name)
     else:
-        model = special({"deepseek_v2": "DeepSeek-V2"}.get(family, family))
+        model = refused(name) if name == "Gemma 3n" else build(*INDEXED)
     model = model.to(torch.bfloat16)
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")  # grouped ones want rows of 16 bytes
@@ -41,39 +43,6 @@ def test_bytes_that_transformers_allocates(family):
         assert 2 * held("full", found, tokens).device == allocated(cache), found
     parameters = sum(p.numel() for p in model.parameters())
     assert sum(row[1] for row in found["weights"]) == parameters
-
-
-def special(family: str):
-    """Families that tests/families makes elsewhere, or not at all."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    common = {
-        "vocab_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 32,
-        "intermediate_size": 48, "max_position_embeddings": 128, "pad_token_id": None, "bos_token_id": 0,
-        "eos_token_id": None,
-    }  # fmt: skip
-    latent = {
-        "kv_lora_rank": 12, "q_lora_rank": 14, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
-        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
-    }  # fmt: skip
-    own = {
-        "DeepSeek-V2": ("deepseek_v2", latent),
-        "DeepSeek-V3": ("deepseek_v3", latent),
-        "deepseek_v32": (
-            "deepseek_v32", latent | {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
-        ),
-        "gemma3n": ("gemma3n_text", {
-            "num_kv_shared_layers": 2, "head_dim": 8, "num_key_value_heads": 2, "intermediate_size": [48] * 4,
-            "activation_sparsity_pattern": [0.0] * 4, "hidden_size_per_layer_input": 8, "sliding_window": 7,
-            "vocab_size_per_layer_input": 96, "layer_types": ["sliding_attention", "full_attention"] * 2,
-        }),
-    }  # fmt: skip
-    kind, changes = own[family]
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, **common | changes), attn_implementation="eager"
-    ).eval()
 
 
 def allocated(cache) -> int:
