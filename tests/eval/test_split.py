@@ -17,7 +17,6 @@ METHODS = ("full", "adakv:budget=0.5", "kvzip:budget=0.5")
 SWEEP = ["--limit", "2", "--tasks", "recall", "agreement", "--methods", *METHODS]
 
 
-@pytest.mark.slow
 def test_two_processes_give_the_table_of_one(folder, tmp_path):
     """Only the first one writes and speaks; bytes are those of both."""
     words = ["accuracy", "--model", str(folder), "--dtype", "float32", *SWEEP]

@@ -51,7 +51,6 @@ def found(tmp_path_factory) -> dict:
     return {(line["rank"], line["method"]): line for line in lines}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_two_processes_give_what_one_gives(found, spec):
     for rank in (0, 1):
@@ -66,7 +65,6 @@ REFUSED = [(spec, "all KV heads share numbers in this format") for spec in TOGET
 REFUSED += [(spec, "split among processes") for spec in WHOLE]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec, why", REFUSED)
 def test_what_needs_all_heads_or_the_whole_model_is_refused(found, spec, why):
     for rank in (0, 1):

@@ -90,7 +90,6 @@ def secrets() -> dict[str, str]:
     return found
 
 
-@pytest.mark.slow
 def test_learners_are_handed_no_answer(kits):
     """No line of a solution, a hint, an answer or a note stands in a file of the zip or of its wheel."""
     lines = secrets()
@@ -110,7 +109,6 @@ def test_learners_are_handed_no_answer(kits):
     assert not [name for name in kits[0] if re.search(r"exercises/|instructor|solution", name)]
 
 
-@pytest.mark.slow
 def test_both_zips_hold_what_it_takes_to_start(kits):
     for files, top in zip(kits, ("kvlab-learner", "kvlab-instructor")):
         wheel = next(name for name in files if name.endswith(".whl"))
@@ -141,7 +139,6 @@ def test_both_zips_hold_what_it_takes_to_start(kits):
     assert "kvlab-instructor/slides/page.html" not in inside
 
 
-@pytest.mark.slow
 def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
     """Out of pages, of notebooks and of slides, pictures too."""
     dead = []

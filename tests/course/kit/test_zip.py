@@ -22,7 +22,6 @@ from course.kit import pack
 ROOT = Path(__file__).resolve().parents[3]
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.environ.get("KVLAB_KIT") != "1", reason="installs packages: make test-kit"),
     pytest.mark.skipif(sys.platform == "win32", reason="start.bat starts the kit there"),
 ]

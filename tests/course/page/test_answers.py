@@ -53,7 +53,6 @@ def clear(wanted: dict) -> bool:
     return min(wanted["leads"]) > 10 * TIE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_what_kvlab_says(opened, rounded, method):
     model, tokenizer = rounded
@@ -123,7 +122,6 @@ def test_a_token_that_is_clicked_away_is_gone_from_every_head(opened, rounded):
     assert lost >= 3  # the answer goes with its token
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_what_the_page_says_of_an_answer_is_true(looked_at, rounded, form):
     """Answer, verdict and likeliest words, for every method that drops or fetches and for a token clicked

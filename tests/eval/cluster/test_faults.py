@@ -33,7 +33,6 @@ LONG = 400.0  # seconds
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="make test-ray installs ray"),
 ]
 
