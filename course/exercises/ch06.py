@@ -132,7 +132,7 @@ slow_link = Choice(
     "slow_link",
     "d",
     {
-        "a": "40 layers x 21 milliseconds of transfer are 840 milliseconds, whether a layer computes for 1.4 milliseconds or 0.7. A faster device only waits longer",
+        "a": "40 layers x 21 milliseconds of transfer are 840 milliseconds, whether a layer computes for 1.3 milliseconds or half of that. A faster device only waits longer",
         "b": "the link is already busy for 840 milliseconds of 841. It carries no more if you ask earlier",
         "c": "a fifth of the bytes take 168 milliseconds, and 200 are allowed. But evicted tokens are gone for good, and a later question may need them",
         "d": "a tenth of the bytes take 84 milliseconds, and nothing is thrown away: the next step may fetch the tokens that this one leaves on the host. Chapter 7 shows how to know the tenth in time",

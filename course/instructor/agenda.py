@@ -151,8 +151,9 @@ mechanism that you teach.
 figure, two for the hands at *Predict*, a fifth more for questions. At a small gap a middle learner takes
 {VALUE:.0f} minute for a number and {LINE:.0f} for a line of code: an estimate, see *Half a day at three
 speeds* in [room.md](room.md). An exercise takes the minutes it states, and {REVIEW:.0f} to compare answers.
-An appendix is left for home. An instructor's notebook begins with these minutes of all its
-sections, rounded up.
+An appendix is left for home, with its exercises. An instructor's notebook begins with these minutes of
+all its sections, rounded up. The card on top of a chapter counts for one reader: no questions, and no
+answers to compare.
 """
 
 

@@ -317,6 +317,6 @@ change({}).then(() => { // it plays once it is in sight, where no other state wa
   const seen = new IntersectionObserver(([{ isIntersecting }]) => {
     if (isIntersecting) seen.disconnect();
     if (isIntersecting && !tour.touched) tour.play(true);
-  });
-  seen.observe($("tour"));
+  }, { rootMargin: "0px 0px -40% 0px" }); // in the upper part of the window: the story has been left
+  seen.observe($("tokens-section"));
 });

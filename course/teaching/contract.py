@@ -32,7 +32,6 @@ TOKENS = PAGES * TOKENS_PER_PAGE
 ANSWER = 50  # tokens of an answer
 PRICE = 0.55  # dollars for an hour of the device
 ASKED = {  # what the reader guesses in chapter 0: key -> (what it is, its unit, what it is guessed of)
-    "memory": ("memory for model and cache", "GB", "full"),
     "reading": ("time to read the contract", "seconds", "full"),
     "token": ("time for one more token", "seconds", "recompute"),
     "money": (f"price of an answer of {ANSWER} tokens", "cents", "recompute"),
