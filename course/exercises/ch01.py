@@ -98,15 +98,7 @@ generate = Exercise(
         "a longer text",
     ),
     signs=_WRITTEN,
-    shapes=_WRITTEN
-    | {
-        "the loop writes fewer tokens than it should": lambda r, right, *case: (
-            len(r) == len(right) and r.shape[-1] < right.shape[-1]
-        ),
-        "the loop writes more tokens than it should": lambda r, right, *case: (
-            len(r) == len(right) and r.shape[-1] > right.shape[-1]
-        ),
-    },
+    shapes=_WRITTEN,
 )
 
 # 2. The planted bug: a mask for padded rows that hides the beginning of a text as it grows.
@@ -148,10 +140,6 @@ visible = Exercise(
     },
     shapes={
         "the mask must have two dimensions: [batch, total]": lambda r, *case: r.dim() != 2,
-        "the mask must have one row for each text: [batch, total]": lambda r, right, *case: (
-            len(r) != len(right)
-        ),
-        "the mask must have `total` columns: [batch, total]": lambda *case: True,
     },
 )
 

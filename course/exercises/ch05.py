@@ -53,10 +53,6 @@ snapkv = Exercise(
         "the window is whole; among the tokens before it, others have larger sums": lambda *case: True,
     },
     shapes={
-        "a head keeps more than `budget` tokens": lambda r, right, q, k, window, budget: r.shape[-1] > budget,
-        "a head keeps fewer than `budget` tokens": lambda r, right, q, k, window, budget: (
-            r.shape[-1] < budget
-        ),
         "each head keeps `budget` tokens: [heads, budget]": lambda *case: True,
     },
 )
@@ -102,16 +98,9 @@ add_up = Exercise(
         "the sums of new tokens are right; those of held ones are not": lambda r, right, so_far, received: (
             same(r[..., so_far.shape[-1] :], right[..., so_far.shape[-1] :])
         ),
-        "the sums of held tokens are wrong, and those of new ones, too": lambda *case: True,
     },
     shapes={
         "join the two parts that you return: torch.cat([...], dim=-1)": lambda r, *case: isinstance(r, list),
-        "the result is longer than `received`: it must have one sum for each slot": lambda r, right, *case: (
-            r.shape[-1] > right.shape[-1]
-        ),
-        "the result is shorter than `received`: it must have one sum for each slot": lambda r, right, *case: (
-            r.shape[-1] < right.shape[-1]
-        ),
     },
 )
 

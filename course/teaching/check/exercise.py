@@ -23,7 +23,7 @@ import torch
 from . import tally
 from .answer import container, fits, plain, run, same, same_rows, same_shape, untouched
 from .as_if import as_if
-from .sentences import IN_PLACE, difference, kind, no_value, not_a_number, parts, pattern, power, stopped
+from .sentences import IN_PLACE, difference, kind, no_value, not_a_number, pattern, power, stopped
 
 EMPTY = inspect.Parameter.empty  # a check that was called without an answer
 CORRECT, INCORRECT, NOT_ATTEMPTED = "correct", "incorrect", "not attempted"
@@ -182,7 +182,6 @@ class Exercise:
         yield self._one_of_several(given, wanted), False
         yield kind(self.holds, [given[number] for number in wrong]), False
         yield self._as_if(cases, given, wrong), False
-        yield self._parts(given, wanted, wrong), False
         yield self._seen(answer, cases, given, wanted, wrong), False
         if self.grows and self.alike is not same_rows:
             yield self._made(known, given, range(wrong[0] + 1)), False
@@ -229,9 +228,6 @@ class Exercise:
         names = list(inspect.signature(self.right).parameters)
         cases, given = [cases[number] for number in wrong], [given[number] for number in wrong]
         return as_if(self.right, names, cases, given, self._alike)
-
-    def _parts(self, given, wanted, wrong) -> str:
-        return parts([given[number] for number in wrong], [wanted[number] for number in wrong], self._alike)
 
     def _seen(self, answer, cases, given, wanted, wrong) -> str:
         """What an answer shows, or a wrong result: the first, or where no tests grow the first that shows."""

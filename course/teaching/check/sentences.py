@@ -151,34 +151,6 @@ def _argument(value) -> str:
     return value.__name__.strip("_") if callable(value) else _short(value)
 
 
-_WHICH = {  # of some places one after the other, which are right
-    "only the first is right": lambda ok: ok[0] and not ok[1:].any(),
-    "only the last is right": lambda ok: ok[-1] and not ok[:-1].any(),
-}
-
-
-def parts(given: list, wanted: list, alike: Callable) -> str:
-    """Which rows or columns of the wrong results are right, where it is the same in all of them."""
-    wanted = [plain(one) for one in wanted]
-    if not all(isinstance(one, Tensor) and one.dim() for one in given + wanted):
-        return ""
-    if any(one.shape != other.shape for one, other in zip(given, wanted)):
-        return ""
-    for dim, name in ((0, "rows"), (-1, "columns")):
-        if (dim and min(one.dim() for one in given) < 2) or (dim and alike is not same):
-            continue
-        right = [
-            torch.tensor([alike(a, b) for a, b in zip(one.unbind(dim), other.unbind(dim))])
-            for one, other in zip(given, wanted)
-        ]
-        right = [one for one in right if len(one) > 1]
-        for sentence, holds in _WHICH.items():
-            if right and all(bool(holds(one)) for one in right):
-                what = name if min(one.dim() for one in given) > 1 else "numbers"
-                return f"of the {what} that you return {sentence}"
-    return ""
-
-
 def pattern(holds: str, given: list, wanted: list) -> str:
     """What the same way of being wrong in all cases has in common: a sign, a factor, a shift, an order."""
     wanted = [plain(one) for one in wanted]
