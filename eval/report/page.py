@@ -44,7 +44,8 @@ DEFINITIONS = {  # what else a page may have
     "recompute": "stores nothing, so it is scored in one pass; the bytes it holds are 0",
     "bytes": "bytes allocated by the cache per sequence, averaged over all decode steps of the task",
     "by score": "of the slots that stayed when a prompt was compressed, the share that the method's score "
-    "chose; first tokens, recent windows and the newest token stay by rule. A ! marks less than half",
+    "chose, on the task where that is least; first tokens, recent windows and the newest token stay by rule. "
+    "A ! marks less than half",
     "agreement": f"held-out stories are decoded with their own text as the answer: {DECODED} predictions "
     f"after a prompt of {PROMPT} tokens, each through the cache. Top-1 is the share whose most likely token "
     "is the full cache's; KL is the mean KL(full ‖ method) in nats per token",

@@ -271,7 +271,7 @@ def _fill(board: Board, task: str, rows: list[dict], other: set) -> None:
 
 def _means(board: Board) -> None:
     """Every method's accuracy over the tasks on which methods are compared, its bytes as shares of what
-    `full` holds, and the share of the slots that its score chose."""
+    `full` holds, and the share of the slots that its score chose, on the task where that is least."""
     shares = [task for task in board.tasks if is_share(board.metric[task]) and task not in board.at_chance]
     for method in board.methods:
         entries = [board.entries[method, task] for task in shares if (method, task) in board.entries]
@@ -283,7 +283,7 @@ def _means(board: Board) -> None:
         if beside:
             board.bytes[method] = {name: mean(r[f"{name}_of_full"] for r in beside) for name in records.NAMES}
         if told := [row["scored"] for row in mine if row["scored"] is not None]:
-            board.scored_share[method] = mean(told)
+            board.scored_share[method] = min(told)
 
 
 def units(group: list[Board]) -> str:
@@ -301,7 +301,8 @@ def headline(board: Board) -> str:
     if "full" in board.mean and lossy:
         full = board.mean["full"][0]
         near = [m for m, a in lossy.items() if a >= full - 0.01 and board.bytes[m]["device_bytes"] > 0]
-        text = f"The full cache answers {100 * full:.1f} % on average"
+        without = f" (without {', '.join(board.at_chance)})" if board.at_chance else ""
+        text = f"The full cache answers {100 * full:.1f} % on average{without}"
         for away in (False, True):  # what lives on the device alone, then what keeps all on the host
             kept = [m for m in near if (board.bytes[m]["host_bytes"] > 0.5) == away]
             if kept:

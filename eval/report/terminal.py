@@ -16,7 +16,7 @@ Columns = list[tuple[str, list]]  # (head, a text for every method)
 DASHES = ["–"] * 3
 LEGEND = {  # of the columns of what it costs, by what a `Board` has
     "bytes": "Bytes: per cent of what full holds.",
-    "scored_share": "By score: per cent of the slots held that the score chose.",
+    "scored_share": "By score: per cent of the slots held that the score chose, where it is least.",
     "agreement": "Top-1: per cent of predictions that are full's. KL: nats per token.",
     "speed": "Time: one row, median.",
 }
