@@ -13,7 +13,6 @@ from families.table import (
     FAULT,
     FILE,
     METHODS,
-    PADDING,
     PROMPT,
     STEPS,
     TOLERANCE,
@@ -230,19 +229,3 @@ def test_the_doctor_says_what_serves_a_model(tmp_path, capsys):
     assert "(doge): DogeForCausalLM: it does something of its own" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no configuration could be loaded from"):
         doctor.model(str(tmp_path / "nothing"))
-
-
-@pytest.mark.parametrize("spec", [
-    "int4:sinks=4", "snapkv:budget=5,window=3", "topk:budget=3,link=1e12", "uvm+h2o:budget=5",
-    "adakv:of=h2o,budget=5", "adakv:budget=5", "kvzip:budget=5",
-    "infinigen:budget=3,full_layers=1,pool=5,link=1e12",
-])  # fmt: skip
-def test_no_more_than_the_window_is_held(spec):
-    """After 40 steps, and a padded row holds and says what it would alone; others: tests/test_windows.py."""
-    ours, (ids, mask) = kvlab.prepare(family("Mistral", max_position_embeddings=256)), texts()
-    ids, mask = ids[:, :PROMPT], mask[:, :PROMPT]
-    cache = kvlab.make_cache(ours, spec)
-    trace = kvlab.decode(ours, ids, cache, 41, attention_mask=mask)
-    assert max(trace.tokens_held) <= 7
-    alone = kvlab.decode(ours, ids[:1, PADDING:], kvlab.make_cache(ours, spec), 41)
-    assert torch.allclose(trace.logprobs[0], alone.logprobs[0], atol=1e-3)
