@@ -189,15 +189,3 @@ def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):
     model = tiny("llama")
     kvlab.decode(model, prompt(100), kvlab.make_cache(model, "h2o"), 1)
     assert sizes and max(shape[-2] for shape in sizes) <= 2 * 16  # group of 2 query heads
-
-
-def test_positions_speak_of_the_rows_own_tokens():
-    model = tiny("llama")
-    ids, mask = prompt(8, rows=2), torch.ones(2, 8, dtype=torch.long)
-    mask[0, :3] = 0
-    cache = kvlab.make_cache(model, "full")
-    kvlab.Stepper(model, cache).feed(ids, mask)
-    positions = cache.layers[2].positions
-    assert positions.dtype == torch.long and positions.shape == (2, 2, 8)
-    assert positions[0, 1].tolist() == [-1, -1, -1, 0, 1, 2, 3, 4]
-    assert positions[1, 0].tolist() == list(range(8))

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from families.models import family
 from tiny import prompt, tiny
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
@@ -48,17 +47,6 @@ def test_no_keys_and_values_are_computed_twice(name):
     blocks = blocks_of(model)
     query = sum(attention_of(block).q_proj.weight.numel() for block in blocks[2:])
     assert weights_of(model, "infinigen", ids) - weights_of(model, "full", ids) == query
-
-
-@pytest.mark.parametrize("name", ["Phi-3", "GPT-2"])
-def test_one_matrix_for_all_three_is_used_as_a_whole(name):
-    model = kvlab.prepare(family(name))
-    block = blocks_of(model)[1]
-    with torch.no_grad():
-        hidden = torch.randn(1, 1, model.config.hidden_size)
-        rotary = model.model.rotary_emb(hidden, torch.zeros(1, 1).long()) if name == "Phi-3" else None
-        assert query_of(model, 1, hidden, rotary).isfinite().all()
-    assert attention_of(block) is attention_of(blocks_of(model)[1])
 
 
 @pytest.mark.parametrize("variant", ["paper", "official-accuracy"])
