@@ -313,11 +313,13 @@ def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None)
 
     scores `[batch, heads, slots]` (-inf: not there) -> `[batch, kv_heads, slots]`. With one query head per
     KV head the score itself ranks; in a group it is the mean of the heads' softmax weights (sinks: see
-    `interface.kvlab_attention`).
+    `interface.kvlab_attention`), and -inf where nothing is: a weight may be 0 where something is.
     """
     if scores.shape[1] == kv_heads:
         return scores
-    return softmax_beside(sinks, scores).unflatten(1, (kv_heads, -1)).mean(2)
+    weights, nothing = softmax_beside(sinks, scores), scores == -torch.inf
+    weights, nothing = (x.unflatten(1, (kv_heads, -1)) for x in (weights, nothing))
+    return weights.mean(2).masked_fill(nothing.all(2), -torch.inf)
 
 
 def softmax_beside(sinks: Tensor | None, scores: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from reference.definitions import attention
 from tiny import left_padded, prompt, tiny
 
 import kvlab
+from kvlab.attention import group_importance
 
 
 @pytest.mark.parametrize("link", ["", ",link=1e9"])
@@ -72,3 +73,14 @@ def test_the_longest_row_may_leave():
     for token in (5, 6, 7, 8, 9):
         fed = torch.tensor([[token]])
         assert torch.allclose(both.feed(fed, last=True), alone.feed(fed, last=True), atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6])
+def test_a_page_whose_weight_is_0_comes_before_none(heads):
+    """Bounds may be hundreds of nats apart, and a weight of fp32 is then 0."""
+    for seed in range(20):
+        scores = torch.randn(2, heads, 9, generator=torch.Generator().manual_seed(seed)) * 400
+        real = torch.rand(2, 1, 9, generator=torch.Generator().manual_seed(seed)) < 0.5
+        real[..., 0] = True
+        found = group_importance(scores.masked_fill(~real, -torch.inf), 1)
+        assert ((found > -torch.inf) == real).all()
