@@ -40,6 +40,8 @@ def begin(cache, body, args, kwargs) -> None:
     _forget_broken(cache)
     layers, seen = cache.attending, cache.get_seq_length()
     ids, positions = given_to(body, args, kwargs)
+    if seen and kwargs.get("use_cache") is False:  # `generate` then feeds the whole text at every step
+        raise ValueError("use_cache=False beside a cache that holds tokens: leave it out, or pass no cache")
     last = kwargs.get("logits_to_keep")  # how many, or a tensor of which
     if ids.shape[1] > 1 and isinstance(last, int) and last == 1:
         _check_last(kwargs.get("attention_mask"), ids.shape[1])

@@ -102,6 +102,12 @@ def test_a_model_whose_weights_are_packed_is_served_and_its_cache_is_not_saved(t
         cache.save(tmp_path / "cache.safetensors")
 
 
+def test_a_text_that_would_be_fed_again_into_its_cache_is_refused():
+    model = tiny("llama")
+    with pytest.raises(ValueError, match=r"^use_cache=False beside a cache that holds tokens"):
+        model.generate(prompt(20), past_key_values=kvlab.make_cache(model, "full"), use_cache=False)
+
+
 def test_a_cache_inside_transformers_pair_for_encoders_is_refused_and_stays_whole():
     model, ids = tiny("llama"), prompt(20)
     for spec in ("full", "h2o:budget=8", "kvzip:budget=8", "int4"):
