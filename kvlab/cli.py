@@ -93,8 +93,11 @@ def methods(arguments: argparse.Namespace) -> int:
 
 def ask(arguments: argparse.Namespace) -> int:
     """Print the answers of several methods, side by side."""
+    import psutil
+
     from .ask import check, one_by_one, ready, warm
     from .make import load
+    from .measure.host import cores
     from .spec import parse
 
     if not os.path.exists(arguments.context):  # False for a long text, too, where Path would raise
@@ -114,6 +117,8 @@ def ask(arguments: argparse.Namespace) -> int:
         one_by_one(model, tokenizer, context, arguments.question, method, arguments.protocol, *how)
         for method in methods
     ]
+    if psutil.getloadavg()[0] > cores():
+        step("ask: other programs are busy on this machine, so times are longer than they would be alone")
     wide = max(map(len, methods))
     for number, question in enumerate(arguments.question, 1):
         print(f"\n{errors.shown(question)}", flush=True)

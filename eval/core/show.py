@@ -199,5 +199,5 @@ class Told(Bar):
     def _remind(self) -> None:
         while not self.over.wait(max(0.01, self.said + SILENT - time.monotonic())):
             if time.monotonic() - self.said >= SILENT:
-                since = f", {time.monotonic() - self.since:.0f} s" if self.since else ""
+                since = f", since {time.monotonic() - self.since:.0f} s" if self.since else ""
                 self._say(f"{self.name}, {self.place}{since}")

@@ -13,6 +13,7 @@ from .keys import noise
 from .reading import Reading
 
 BLOCK = 11  # consecutive tokens whose mean is one sample of the error estimate
+TOLD = 22  # tokens of the full cache from one line about it to the next
 SURE = 1.96  # standard errors on either side of a mean: 95 %
 
 
@@ -31,11 +32,15 @@ class Cost:
 
 
 @torch.no_grad()
-def decoded(reading: Reading, rest: Tensor) -> list[Tensor]:
+def decoded(reading: Reading, rest: Tensor, say) -> list[Tensor]:
     """The full cache's log-probabilities `[rows, vocabulary]` after each token of `rest` `[rows, tokens]`,
     fed one by one behind what was read."""
-    stepper = reading.taken("full")
-    return [stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1) for at in range(rest.shape[1])]
+    stepper, found, tokens = reading.taken("full"), [], rest.shape[1]
+    for at in range(tokens):
+        if at % TOLD == 0:
+            say(f"the full cache, token {at + 1} of {tokens}")
+        found.append(stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1))
+    return found
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 from ..devices import entry_of
 from ..errors import first_line
 from ..keep import KeepAll
+from ..make import make_cache
 from ..measure.host import cpu_model
 from ..models import EMBEDDED, prepare
 from ..parameters import check_kind, check_number, check_text, check_tokenizer
@@ -183,9 +184,13 @@ def check(methods, minutes: float, memory, context, users: int) -> list:
 
 
 def _formats(found: Gate, reading: Reading, rest, specs: list, ends: float, say) -> None:
-    say("the full cache")
-    right, found.tokens = decoded(reading, rest), rest.numel()
+    right, found.tokens = decoded(reading, rest, say), rest.numel()
     for done, spec in enumerate(specs):
+        try:
+            make_cache(reading.model, spec)
+        except (ValueError, TypeError) as error:
+            found.lines.append(Line(spec.text, "no verdict", first_line(error)))
+            continue
         if time.monotonic() > ends:
             found.lines.append(Line(spec.text, "no verdict", show.OVER))
             continue

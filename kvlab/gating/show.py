@@ -100,9 +100,8 @@ def below(gate) -> list[str]:
     over = sum(line.why == OVER for line in gate.lines)
     if safe:
         lines.append(f"Safe, the fewest bytes first: {', '.join(safe)}")
-    else:
-        found = "Nothing was found to be safe" if over < len(gate.lines) else "No method was tried"
-        lines.append(f"{found}: keep the full cache")
+    elif over < len(gate.lines):
+        lines.append("Nothing was found to be safe: keep the full cache")
     if over:
         lines.append(f"The time was over before {counted(over, 'method')}: give more minutes")
     if plain := [name for name in safe if ":" not in name]:

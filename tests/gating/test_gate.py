@@ -127,9 +127,9 @@ def test_rules():
 
 def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
     found = gate(*workshop, ["int8:group=7", "int4", "sinks:budget=0.5"], minutes=1e-9)
-    assert {line.why for line in found.lines} == {"the time was over"} and len(found.lines) == 3
-    why = "No method was tried: keep the full cache\nThe time was over before 3 methods: give more minutes"
-    assert str(found).endswith(why)
+    assert [line.why for line in found.lines[1:]] == ["the time was over"] * 2
+    assert "group=7" in found.lines[0].why, "a refusal needs no time"
+    assert str(found).endswith("The time was over before 2 methods: give more minutes")
     (line,) = gate(*workshop, ["int8:group=7"]).lines
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
 
