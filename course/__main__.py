@@ -98,9 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
 
             smollm2.measure(given.studies)
         elif given.verb == "words":
-            from . import words
+            from . import asking
 
-            words.measure(given.model)
+            asking.measure(given.model)
         elif given.verb == "drawings":
             from . import moving, strips
 

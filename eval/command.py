@@ -31,8 +31,8 @@ from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
 from .core.measurement import Measurement, option
 from .core.merge import merge
+from .core.progress import LOG, Show
 from .core.results import RUN, Store
-from .core.show import LOG, Show
 from .core.study import COMMAND, expanded, loaded, said
 from .gpu.plan import Gpu
 from .reproduce.studies import Reproduce

@@ -66,40 +66,32 @@ def ask(
         from .make import load
 
         model, tokenizer = load(model)
-    found = list(
-        one_by_one(
-            model, tokenizer, context, questions, method, protocol, chat, max_new_tokens, streamer, batch_size
-        )
-    )
+    first, prompts = ready(model, tokenizer, context, questions, method, chat, max_new_tokens)
+    found = list(one_by_one(first, prompts, tokenizer, protocol, max_new_tokens, streamer, batch_size))
     return found[0] if isinstance(questions, str) else found
 
 
-def one_by_one(
-    model, tokenizer, context, questions, method, protocol, chat, max_new_tokens, streamer=None, batch_size=1,
-):  # fmt: skip
-    """Yield each `Answer` as soon as it is there: `ask` with all arguments checked and the model loaded."""
-    from .make import make_cache
-
-    first, prompts = ready(model, tokenizer, context, questions, method, chat, max_new_tokens)
-    begun, spent = _now(entry_of(model)), 0.0
+def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, streamer=None, batch_size=1):
+    """Yield each `Answer` as soon as it is there, from what `ready` returns."""
+    device = entry_of(first.model)
+    begun, spent = _now(device), 0.0
     if protocol == "many-questions":
-        first.feed(torch.tensor([prompts[0][0]], device=entry_of(model)), last=True)
+        first.feed(torch.tensor([prompts[0][0]], device=device), last=True)
         first.cache.hold()
-        spent = _now(entry_of(model)) - begun
+        spent = _now(device) - begun
     for start in range(0, len(prompts), batch_size):
-        rows, begun = prompts[start : start + batch_size], _now(entry_of(model))
+        rows, begun = prompts[start : start + batch_size], _now(device)
         if streamer is not None:
             streamer.put(torch.tensor([rows[0][0] + rows[0][1]]))
+        stepper, given = first.copied(), [head + tail for head, tail in rows]
         if protocol == "many-questions":
-            stepper, given = first.copied(), [tail for _, tail in rows]
+            given = [tail for _, tail in rows]
             if len({len(ids) for ids in given}) > 1:
                 _check_padding(stepper.cache, batch_size)
             if len(rows) > 1:
-                stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=entry_of(model)))
-        else:
-            stepper, given = Stepper(model, make_cache(model, method)), [head + tail for head, tail in rows]
+                stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=device))
         answers = _answers(stepper, given, max_new_tokens, streamer)
-        stats, taken = stepper.cache.stats(), _now(entry_of(model)) - begun
+        stats, taken = stepper.cache.stats(), _now(device) - begun
         del stepper  # the cache is not held while the caller reads the answer
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         for text, tokens in zip(texts, answers, strict=True):

@@ -110,12 +110,13 @@ def ask(arguments: argparse.Namespace) -> int:
         parse(method)
     step(f"ask: loading {arguments.model or 'the workshop model'}")
     model, tokenizer = load(arguments.model)
-    how = arguments.chat, arguments.tokens
+    begin = lambda method: ready(
+        model, tokenizer, context, arguments.question, method, arguments.chat, arguments.tokens
+    )
     for method in methods:  # refusals come now, not after the others have answered
-        warm(*ready(model, tokenizer, context, arguments.question, method, *how))
+        warm(*begin(method))
     answers = [
-        one_by_one(model, tokenizer, context, arguments.question, method, arguments.protocol, *how)
-        for method in methods
+        one_by_one(*begin(method), tokenizer, arguments.protocol, arguments.tokens) for method in methods
     ]
     if psutil.getloadavg()[0] > cores():
         step("ask: other programs are busy on this machine, so times are longer than they would be alone")

@@ -26,7 +26,10 @@ SPARE = 16  # slots behind a window that are dropped together, if nothing is cho
 class Layer(Held):
     """One layer of a KVCache: append -> read -> attend -> observe -> evict.
 
-    `keep`, `store` and `place` are states; the parameters of each are its `policy`.
+    `keep`, `store` and `place` are states; the parameters of each are its `policy`. The place stands between
+    the layer and the store: `write` stores new K and V, `append` shows it the new keys, `read` returns what
+    the pass attends to, `finish` ends the pass, and `commit` and `flush` finish writes that are under way
+    (`place/device.py`, where all of these are one line or nothing).
     """
 
     def attend(
@@ -45,6 +48,13 @@ class Layer(Held):
                 out = self.attend(query, visibility, scaling, softcap, sinks)
                 self.dtype = None
                 return out
+        self._check(query, visibility)
+        self.dtype = query.dtype
+        given, self._pending = Recorded(query, *self._pending, visibility, scaling, softcap, sinks), None
+        return self._attend(given)
+
+    def _check(self, query: Tensor, visibility: Visibility) -> None:
+        """ValueError for numbers of two dtypes, and for a mask that kvlab does not know."""
         if len(kinds := {x.dtype for x in (query, *self._pending)}) > 1:
             kinds = ", ".join(sorted(map(str, kinds)))
             raise ValueError(
@@ -55,14 +65,11 @@ class Layer(Held):
                 f"layer {self.index}: K is {query.dtype}, but the cache was filled in {self.dtype}: "
                 "make a new one"
             )
-        self.dtype = query.dtype
         if not visibility.known:
             raise ValueError(
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "
                 "caches do not know"
             )
-        given, self._pending = Recorded(query, *self._pending, visibility, scaling, softcap, sinks), None
-        return self._attend(given)
 
     @blaming
     def _attend(self, given: Recorded) -> Tensor:
@@ -129,7 +136,10 @@ class Layer(Held):
                 f"{type(self.model).__name__} says {self.kv_heads} of {self.shape.head_dim}"
             )
         real, counts = given.visibility.real(batch, tokens, self.seen, self.lengths)
-        self.local = None if given.visibility.local is None else self.local
+        if (
+            given.visibility.local is None
+        ):  # a window of the configuration that this pass's mask does not have
+            self.local = None
         self._busy = True
         try:
             self.place.write(self, given.keys, given.values, real)
@@ -209,22 +219,22 @@ class Layer(Held):
     def _evict(self) -> None:
         """After the prompt and every later pass: drop tokens that no query will see, and let the keep
         decide."""
-        keep, view = self.keep.policy, View(self, self.keep)
-        evicts = keep.evicts and not self.keep.on_top
+        policy, view = self.keep.policy, View(self, self.keep)
+        evicts = policy.evicts and not self.keep.on_top
         if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
-                keep.observe_and_check(view, self.late_votes())
+                policy.observe_and_check(view, self.late_votes())
                 self.keep.last.forget()
-            elif not keep.observes:
-                keep.observe_and_check(view, None)
+            elif not policy.observes:
+                policy.observe_and_check(view, None)
         if self.local is not None:
             self._leave_window()
-        slots, most = keep.chosen(view) if evicts else (None, None)
+        slots, most = policy.chosen(view) if evicts else (None, None)
         if slots is not None:
-            if self.in_prompt:
-                self.scored = scored(slots, keep.held_by_rule(view), self.ranks)
-            if keep.merge:
+            if self.in_prompt:  # what a report says beside the answers
+                self.scored = scored(slots, policy.held_by_rule(view), self.ranks)
+            if policy.merge:
                 merge(self, slots.expand(len(self.lengths), self.kv_heads, -1))
             self.let_go(slots, most)
         self.in_prompt = False

@@ -1,4 +1,4 @@
-"""What real models wrote under each method, in words: measured once, stored, shown (course/words.py).
+"""What real models wrote under each method, in words: measured once, stored, shown (course/asking.py).
 
 Where SmolLM2 is on this machine, `asked` asks it.
 """

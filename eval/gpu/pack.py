@@ -39,7 +39,7 @@ READ = (".cubin", ".json")  # what launching reads of a compiled kernel
 
 def pack(folder: Path, kernels: bool = True) -> list[str]:
     """Write the folder; returns what is to be said of it, a line each. Problem where it is not empty."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / "ready.py").is_file():
+    if folder.exists() and any(folder.iterdir()) and not (folder / "unpack.py").is_file():
         raise Problem(f"--pack {folder}: the folder is not empty and no pack; name another one")
     said = []
     if folder.exists():
@@ -50,7 +50,7 @@ def pack(folder: Path, kernels: bool = True) -> list[str]:
     here = Path(__file__).parent
     shutil.copy(here / "run.sh", folder / "run")
     (folder / "run").chmod(0o755)
-    shutil.copy(here / "ready.py", folder)
+    shutil.copy(here / "unpack.py", folder)
     (folder / "commit.txt").write_text(f"{commit() or 'unknown'}\n", encoding="utf-8")
     for name in NEEDED:
         try:

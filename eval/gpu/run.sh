@@ -10,7 +10,7 @@ scratch="${KVLAB_SCRATCH:-${TMPDIR:-/tmp}/$name}"
 mkdir -p "$scratch" && [ -O "$scratch" ] && chmod 700 "$scratch" || {
   echo "error: $scratch cannot be written; name another folder: KVLAB_SCRATCH=FOLDER bash run" >&2; exit 2; }
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=1
-"$python" "$here/ready.py" "$here" "$scratch" || exit 2
+"$python" "$here/unpack.py" "$here" "$scratch" || exit 2
 export PYTHONPATH="$scratch/kvlab:$scratch/site${PYTHONPATH:+:$PYTHONPATH}" TRITON_CACHE_DIR="$scratch/triton"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$scratch/inductor}"
 export KVLAB_CACHE="$scratch/cache" NUMBA_CACHE_DIR="$scratch/numba" KVLAB_COMMIT="$(cat "$here/commit.txt")"

@@ -15,8 +15,8 @@ from kvlab.extras import needs
 from ..core.comparable import comparable
 from ..core.errors import Failed, Problem, one_line
 from ..core.files import write_file
+from ..core.progress import Verbatim
 from ..core.results import RUN, Store
-from ..core.show import Verbatim
 
 needs("lm_eval", "pandas", "matplotlib")  # chapter 8 begins with this package
 

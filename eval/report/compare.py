@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from ..accuracy.accuracy import Accuracy
 from ..accuracy.taskset import AGREEMENT
 from ..core.measurement import run
+from ..core.progress import Show
 from ..core.results import Store
-from ..core.show import Show
 from . import budgets, plots, tables
 
 

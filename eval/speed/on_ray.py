@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.show import Bar
+from ..core.progress import Bar
 
 
 class Reported(Bar):

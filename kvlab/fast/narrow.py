@@ -25,7 +25,12 @@ class Narrow(nn.Module):
 
     def __init__(self, codes: nn.Parameter, scale: nn.Parameter | None):
         super().__init__()
-        self.weight, self.scale = codes, scale
+        self.codes, self.scale = codes, scale  # no `weight`: numbers and codes are not loaded for each other
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The codes, where code of others asks for a layer's weight."""
+        return self.codes
 
     @property
     def kind(self) -> str:
@@ -44,14 +49,14 @@ class NarrowLinear(Narrow):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.widened(self.weight, self.scale), self.bias)
+        return linear(x, self.widened(self.codes, self.scale), self.bias)
 
 
 class NarrowEmbedding(Narrow):
     """`nn.Embedding` of narrow weights."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.widened(self.weight[ids], None if self.scale is None else self.scale[ids])
+        return self.widened(self.codes[ids], None if self.scale is None else self.scale[ids])
 
 
 @torch.no_grad()

@@ -33,7 +33,8 @@ class H2O(Keep):
 
     budget: tokens held, heavy + recent (see `Keep`). recent: part of the budget that is the recent window
     (0.5 in the paper's scripts: equal halves). Under grouped-query attention acc is averaged over the query
-    heads of a group. State: `received`, acc, `[batch, kv_heads, slots]`.
+    heads of a group. State: `received`, acc, `[batch, kv_heads, slots]`; and `limits`, which `Keep` sets
+    before it asks for the score: tokens that each row may hold.
     """
 
     recent: float = 0.5

@@ -54,7 +54,7 @@ def refused(capsys, monkeypatch):
 
     def line(*words: str) -> str:
         for patience in ("SILENT", "PATIENT"):  # a busy machine would say where it is meanwhile
-            monkeypatch.setattr(f"eval.core.show.{patience}", 1e6)
+            monkeypatch.setattr(f"eval.core.progress.{patience}", 1e6)
         assert main(list(words)) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("error: ")

@@ -7,10 +7,10 @@ import errno
 import time
 
 from eval.command import main
-from eval.core import show as showing
+from eval.core import progress as showing
 from eval.core.measurement import Cell, Measurement, option, run
+from eval.core.progress import Show
 from eval.core.results import Store
-from eval.core.show import Show
 
 
 class Slow(Measurement):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course import words as asked
+from course import asking as asked
 from course.teaching import lease, words
 
 

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from eval.core.errors import Problem
-from eval.gpu import pack, ready
+from eval.gpu import pack, unpack
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +57,7 @@ def test_packed_kernels_are_found_where_they_are_unpacked(tmp_path):
     (place / "__grp___attend.json").write_text('{"child_paths": {"_attend.cubin": "/gone/_attend.cubin"}}')
     with tarfile.open(tmp_path / "triton.tar.xz", "w:xz") as file:
         file.add(place, "ABC")
-    ready.kernels(tmp_path / "triton.tar.xz", tmp_path / "there")
+    unpack.kernels(tmp_path / "triton.tar.xz", tmp_path / "there")
     there = tmp_path / "there" / "ABC"
     found = json.loads((there / "__grp___attend.json").read_text())["child_paths"]
     assert found == {name: str(there / name) for name in ("_attend.cubin", "_attend.json")}

@@ -1,4 +1,4 @@
-"""Ready: unpacks missing packages and a pack's kernels: python ready.py HERE SCRATCH.
+"""Unpack: unpacks missing packages and a pack's kernels: python unpack.py HERE SCRATCH.
 
 A pack holds a copy of this file, which runs there before anything else of the pack is: plain Python alone.
 """
