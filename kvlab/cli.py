@@ -327,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `kvlab methods | head`
         drop_output()
         return 0
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
         if isinstance(error, ModuleNotFoundError) and not extras.missing(error):
             raise
         if isinstance(error, OSError) and not error.filename:
