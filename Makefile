@@ -136,7 +136,7 @@ ifeq ($(shell uname -sm),Linux x86_64)
 	$(MAKE) --no-print-directory $(TRITON)/.ready
 	rm -rf build/gpu-dry
 	HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR):$(CURDIR)/$(TRITON) $(PY) -m pytest -n 2 --dist loadfile -m triton tests/fast \
-	  tests/place/test_cuda.py tests/eval/gpu
+	  tests/place/test_cuda.py tests/oracles/test_quantize_kernel.py tests/eval/gpu
 	HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR):$(CURDIR)/$(TRITON) $(PY) -m eval gpu --dry --out build/gpu-dry
 else
 	@echo "Triton has wheels for Linux on x86-64 alone: on $$(uname -sm) its kernels are not tried."

@@ -15,6 +15,7 @@ from transformers.cache_utils import CacheLayerMixin
 from .attention import Recorded
 from .devices import entry_of
 from .models import ModelShape
+from .models.shape import other_model
 from .ranks import check_splits, rank_of, ranks_of
 from .slots import Slots
 from .visibility import Visibility
@@ -249,6 +250,8 @@ class Held(CacheLayerMixin):
             return None
         if (cache := self.cache()) is None:
             raise RuntimeError("the cache of this layer is gone: keep the cache itself, not only a layer")
+        if self.model is None:
+            raise ValueError(other_model(None))
         with cache.thread.alone():
             self.place.commit(self)
             found = self.store.read(entry_of(self.model))[side].clone()

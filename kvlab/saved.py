@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .errors import kind_and_line
+from .models.shape import other_model
 from .parameters import check_file, check_kind, from_json
 from .policy import Policy, State
 from .scratch import written_whole
@@ -40,6 +41,8 @@ def save(cache, path: str | Path) -> None:
     from safetensors.torch import save_file
 
     check_kind("path", path, str | Path, "a path")
+    if cache.model is None:
+        raise ValueError(other_model(None))
     if cache.spec is None:
         raise ValueError("save: this cache was not made by kvlab.make_cache from a method's name")
     if "link" in cache.spec.parameters or not getattr(cache, "fillable", False):

@@ -76,6 +76,7 @@ def test_crop_with_padding_and_to_nothing():
         cache.crop(3)
     cache.crop(-2)
     assert cache.layers[0].positions[:, 0].tolist() == [[*range(8)], [-1] * 4 + [*range(4)]]
+    assert cache.layers[0].positions.dtype == torch.long
     assert cache.layers[0].lengths == [8, 4]
     cache.crop(-50)
     assert cache.get_seq_length() == 0

@@ -1,6 +1,7 @@
 """Models inside a wrapper, or with layers taken out, and what people know of transformers' caches."""
 
 import copy
+import gc
 import random
 from functools import partial
 
@@ -106,6 +107,17 @@ def test_a_text_that_would_be_fed_again_into_its_cache_is_refused():
     model = tiny("llama")
     with pytest.raises(ValueError, match=r"^use_cache=False beside a cache that holds tokens"):
         model.generate(prompt(20), past_key_values=kvlab.make_cache(model, "full"), use_cache=False)
+
+
+def test_a_cache_whose_model_is_gone_says_so(tmp_path):
+    model = copy.deepcopy(tiny("llama"))
+    cache = kvlab.make_cache(model, "h2o:budget=8")
+    kvlab.Stepper(model, cache).feed(prompt(20))
+    del model
+    gc.collect()
+    for call in (lambda: cache.save(tmp_path / "cache.safetensors"), lambda: cache.layers[0].keys):
+        with pytest.raises(ValueError, match=r"^this cache was made for another model that is gone"):
+            call()
 
 
 def test_a_cache_inside_transformers_pair_for_encoders_is_refused_and_stays_whole():

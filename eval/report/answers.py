@@ -18,7 +18,7 @@ from .tables import Board
 SHOWN = 40  # documents of a task on the page
 LOST, BOTH, RIGHT = "lost", "both wrong", "all right"  # in which order documents come
 TITLES = {
-    LOST: "Answered by {base}, but not by another method",
+    LOST: "Right under {base}, wrong under another method",
     BOTH: "Not answered by {base}",
     RIGHT: "Answered by every method",
 }

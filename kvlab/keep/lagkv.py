@@ -63,6 +63,12 @@ class LagKV(Keep):
     def cut(self, layer, row: int) -> tuple[int, int, int]:
         """How a row's tokens are divided: (first tokens, blocks that have a next one, tokens of a block)."""
         lag = self.block(layer.state.limits[row], layer.rows_held[row])
+        held = (layer.slot_positions[row] >= 0).sum(-1)
+        if held.min() < held.max():
+            raise ValueError(
+                "lagkv cuts a row into blocks that all heads share, and after adakv heads hold different "
+                "numbers of tokens: expected one turn, or turns='first'"
+            )
         positions = layer.slot_positions[row, 0]
         first = int(((positions >= 0) & (positions < self.sinks)).sum())
         return first, max(0, (layer.rows_held[row] - first) // lag - 1), lag

@@ -59,7 +59,7 @@ def test_what_was_lost_comes_first(store):
     assert places == sorted(places)
     assert "(first those that full gets right and another method gets wrong: 2)" in printed
     assert 'href="answers.html"' in (store.out / "report.html").read_text()
-    assert page.count("Answered by full, but not by another method: 2 documents") == 1
+    assert page.count("Right under full, wrong under another method: 2 documents") == 1
 
 
 def test_the_page_is_whole_and_says_what_was_held(store):
