@@ -84,7 +84,7 @@ class Keep(Policy):
         return self.once and self.every is None
 
     def start(self, layer) -> State:
-        if self.scores_keys and self.evicts and is_latent(layer.model):
+        if self.scores_keys and is_latent(layer.model):
             raise ValueError("latents are cached: there are no keys to compare")
         checked.inherits(self)
         return KeepState(self)
