@@ -81,6 +81,9 @@ attend_step = Exercise(
     },
     shapes={
         "return three things: the output, K and V": lambda r, right, *case: len(r) != 3,
+        "K and V are right; the output must have a row for each new token in each head: [heads, new, d]": lambda r, right, *case: (
+            _held(r, right)
+        ),
         "K and V must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, right, *case: (
             not same_shape(r[1], right[1]) and not same_shape(r[2], right[2])
         ),

@@ -116,12 +116,12 @@ def fits(answer: Callable, case: tuple) -> bool:
     return True
 
 
-def run(function: Callable, case: tuple) -> tuple:
+def run(function: Callable, case: tuple, several: bool = False) -> tuple:
     """(the result, as plain() makes it, or the error; whether an argument was changed)."""
     arguments = copy.deepcopy(case)
     try:
         result = function(*arguments)
-        result = result if result is None or result is ... else plain(result)
+        result = result if result is None or result is ... else plain(result, several)
     except (Exception, SystemExit) as error:
         result = error
     return result, not all(same(one, other) for one, other in zip(arguments, case))
@@ -136,8 +136,9 @@ def container(answer: Callable, right: Callable, case: tuple) -> str:
     return f"{name}, which can be read once: return a list" if isinstance(given, Iterator) else ""
 
 
-def plain(value):
-    """A tensor of whatever holds numbers (array, list, range, set, generator); else itself, or a list."""
+def plain(value, several: bool = False):
+    """A tensor of whatever holds numbers (array, list, range, set, generator); else itself, or a list.
+    several: a list of the things in it, also where their shapes are the same."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value if value.layout == torch.strided else value.to_dense()
@@ -152,7 +153,7 @@ def plain(value):
         value = sorted(value, key=lambda one: (isinstance(one, str), one))
     if isinstance(value, np.ndarray | Iterable) and not isinstance(value, str | bytes | dict):
         parts = [plain(part) for part in value]
-        if not all(isinstance(part, Tensor) and part.shape == parts[0].shape for part in parts):
+        if several or not all(isinstance(part, Tensor) and part.shape == parts[0].shape for part in parts):
             return parts
         if any(part.is_floating_point() for part in parts):
             parts = [part.double() for part in parts]

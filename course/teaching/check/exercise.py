@@ -133,7 +133,9 @@ class Exercise:
         return not any(one.wrong or one.changed for one in draws)
 
     def _tried(self, answer, cases) -> Tried:
-        runs, wanted = [run(answer, case) for case in cases], self._wanted(cases)
+        wanted = self._wanted(cases)
+        several = isinstance(wanted[0], tuple)  # things of their own, and not the rows of one
+        runs, wanted = [run(answer, case, several) for case in cases], [plain(one, several) for one in wanted]
         given, changed = [result for result, _ in runs], any(changed for _, changed in runs)
         wrong = [number for number in range(len(cases)) if not self._alike(given[number], wanted[number])]
         return Tried(cases, given, wanted, wrong, changed)
@@ -312,6 +314,6 @@ def _generator(seed: int | None = None) -> torch.Generator:
 
 def _shows(sign: Callable, result, right, case: tuple) -> bool:
     try:
-        return bool(sign(result, plain(right), *copy.deepcopy(case)))
+        return bool(sign(result, right, *copy.deepcopy(case)))
     except Exception:  # a sign that cannot be looked for is not seen
         return False
