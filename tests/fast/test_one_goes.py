@@ -1,0 +1,83 @@
+"""Where one token of every head goes at every step: the same tokens stay, and slots close up now and then."""
+
+import importlib
+
+import pytest
+import torch
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.fast import closing
+from kvlab.fast.step import PER_EMPTY
+from kvlab.keep import H2O
+from kvlab.store import Int
+
+step_module = importlib.import_module("kvlab.fast.step")
+KEEPS = ("h2o:budget=0.6", "h2o:budget=0.6,recent=0.1", "tova:budget=0.6", "sinks:budget=0.6",
+         "h2o:budget=0.6,chunk=3")  # fmt: skip
+WIDE = {
+    "max_position_embeddings": 512,
+    "hidden_size": 96,
+    "head_dim": 32,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "uncompiled"])
+def test_the_lowest_is_torchs(compiled):
+    """Ties, infinities, NaN, empty slots and a single candidate."""
+    torch.manual_seed(0)
+    function = closing.lowest if compiled else closing.lowest.py_func
+    for slots in (2, 3, 7, 64, 131) if compiled else (2, 3, 7):
+        for _ in range(50):
+            score = torch.randn(2, 3, slots).mul(3).round()
+            score[torch.rand(2, 3, slots) < 0.1] = torch.finfo(torch.float32).max
+            score[torch.rand(2, 3, slots) < 0.02] = torch.nan
+            positions = torch.arange(slots, dtype=torch.int32).expand(2, 3, -1).clone()
+            positions[torch.rand(2, 3, slots) < 0.2] = -1
+            positions[..., -1] = slots
+            out = (positions < 0) | (positions == slots)
+            right = slots - 1 - score.masked_fill(out, torch.inf).flip(-1).argmin(-1)
+            gone = torch.empty(2, 3, dtype=torch.int64)
+            function(score.numpy(), positions.numpy(), gone.numpy())
+            assert torch.equal(gone, right)
+
+
+def kept(layer) -> list:
+    """The positions held by every row and head."""
+    positions = layer.slot_positions
+    return [[row[row >= 0].tolist() for row in head] for head in positions]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("spec", [*KEEPS, "h2o of int8"])
+def test_the_same_tokens_stay_and_the_logits_are_the_same(spec, rows, monkeypatch):
+    model = tiny("llama", **WIDE)
+    ids, mask = left_padded([prompt(250 - 7 * row, seed=row) for row in range(rows)])
+    found = []
+    for plain in (False, True):
+        if plain:
+            monkeypatch.setattr(step_module, "one_goes", lambda layer: False)
+        if spec == "h2o of int8":
+            cache = kvlab.KVCache(model, keep=H2O(0.6), store=Int(8))
+        else:
+            cache = kvlab.make_cache(model, spec)
+        stepper = kvlab.Stepper(model, cache)
+        logits, tokens, held = [stepper.feed(ids, mask, last=True)], [], []
+        for step in range(30):
+            logits.append(stepper.feed(prompt(1, rows, seed=step), last=True))
+            layers = stepper.cache.attending
+            tokens.append([kept(layer) for layer in layers])
+            held.append([(layer.slots, layer.rows_held) for layer in layers])
+        stepper.fork(torch.tensor([rows - 1, 0]))
+        logits.append(stepper.feed(prompt(1, 2), last=True).flatten())
+        found.append((logits, tokens, held))
+    (logits, tokens, held), (right, kept_right, held_right) = found
+    assert tokens == kept_right
+    assert all((a - b).abs().max() <= 1e-5 * b.abs().max() for a, b in zip(logits, right, strict=True))
+    for ours, plain in zip(held, held_right, strict=True):
+        for (slots, rows_held), (fewest, rows_right) in zip(ours, plain, strict=True):
+            assert rows_held == rows_right and 0 <= slots - max(rows_held) <= slots / PER_EMPTY
+            assert slots - fewest <= slots / PER_EMPTY
+    assert any(slots > max(rows_held) for step in held for slots, rows_held in step), "some stay empty"
