@@ -144,26 +144,29 @@ def _number(value: float) -> str:
 
 def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, float]) -> None:
     """Ask a cache of one's own about clause 17 of six leases: correct where it answers as many as it can
-    answer (right), else what its answers show; not attempted while it stops with an error. within: the least
-    and the most that numbers of its `Stats` may be, where a cache without the learner's line answers, too."""
+    answer (right), else what its answers show; not attempted while a `...` is left. within: the least and the
+    most that numbers of its `Stats` may be, where a cache without the learner's line answers, too."""
     found = ASKS["clause17"](model, tokenizer, made)
-    REFUSED[made] = found is None
+    answered, stats = found or (0, None)
+    REFUSED[made] = stats is None
     if found is None:
         print(NOT_ATTEMPTED)
         return
-    answered, stats = found
-    off = [name for name, (least, most) in within.items() if not least <= getattr(stats, name) <= most]
+    ranges = within.items() if stats else ()
+    off = [name for name, (least, most) in ranges if not least <= getattr(stats, name) <= most]
     tally.note("clause17", answered >= right and not off)
     for name in off:
         held, (least, most) = f"{getattr(stats, name):,} {name.replace('_', ' ')}", within[name]
         print(f"incorrect: {held}, where {least:,.0f} to {most:,.0f} are expected: what does your line do?")
     if off:
         return
-    if answered >= right:
+    if stats is None:
+        print("incorrect: it stops before it answers")
+    elif answered >= right:
         del REFUSED[made]
         print(f"correct: your cache answers {answered} of 6 leases")
     elif answered:
-        print(f"incorrect: {answered} of 6 leases, of {right} that can be: what is held of the others?")
+        print(f"incorrect: {answered} of 6 leases answered, and {right} can be: what is held of the others?")
     else:
         print("incorrect: no lease is answered: what does the last step read of clause 17?")
 

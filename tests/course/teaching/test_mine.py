@@ -70,10 +70,22 @@ def test_the_check_says_what_a_caches_answers_to_clause_17_show(model, tokenizer
         def attend(self, layer, q, k, v):
             return ...
 
+    class Stops(mine.Cache):
+        def attend(self, layer, q, k, v):
+            return q, k, v
+
+    class Exchanged(mine.Cache):
+        def attend(self, layer, q, k, v):
+            K, V = self.read(layer, q) if layer in self.K else (k[:, :0], v[:, :0])
+            self.append(layer, k, v)
+            return mine.part("attend_step")(q, K, V, k, v)[0]
+
     for made, said in (
         (mine.Cache, "correct: your cache answers 6 of 6 leases"),
         (Nothing, "incorrect: no lease is answered"),
         (Unfinished, "not attempted"),
+        (Stops, "incorrect: it stops before it answers"),
+        (Exchanged, "incorrect: 1 of 6 leases answered, and 6 can be: what is held of the others?"),
     ):
         check.clause17(model, tokenizer, made)
         assert capsys.readouterr().out.splitlines()[-1].startswith(said)
