@@ -6,5 +6,5 @@ from kvlab import plots
 
 
 def test_no_two_methods_look_the_same():
-    looks = [(colour, marker) for colour, marker, _ in plots.STYLE.values()]
-    assert len(set(looks)) == len(looks)
+    looks = {name: style[:2] for name, style in plots.STYLE.items()}
+    assert not [name for name in looks if [*looks.values()].count(looks[name]) > 1]

@@ -60,6 +60,15 @@ def test_which_heads_retrieve(made):
         assert not found.any() or found.all() or gates[found].min() >= gates[~found].max()
 
 
+def test_equal_gates_go_to_lower_layers_and_heads_first(tmp_path):
+    """Trained gates end at exactly 0 and 1."""
+    model, file = tiny("llama"), str(tmp_path / "profile")
+    gates = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
+    profile.write(file, "duo", model, {"gates": gates}, sinks=SINKS, recent=RECENT)
+    assert Duo(file, 0.25).retrieves.flatten().nonzero()[:, 0].tolist() == [1, 2]
+    assert Duo(file, 0.625).retrieves.flatten().nonzero()[:, 0].tolist() == [0, 1, 2, 3, 6]
+
+
 def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
     """LFM2: the first layer does not."""
     model, file = kvlab.prepare(copy.deepcopy(family("LFM2"))), str(tmp_path / "profile")
