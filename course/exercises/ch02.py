@@ -31,7 +31,7 @@ def _steps(draw):
     ]
 
 
-def _held(r, right):
+def _held(r, right, *case):
     """Whether K and V are right."""
     return same(r[1], right[1]) and same(r[2], right[2])
 
@@ -75,15 +75,11 @@ attend_step = Exercise(
         "K and V are right, and each token attends to the right ones; their weights are wrong": lambda r, right, *case: (
             _held(r, right) and _seen(r, right) is not None
         ),
-        "K and V are right; the output of a head is no weighted sum of the values of its KV head": lambda r, right, *case: (
-            _held(r, right)
-        ),
+        "K and V are right; the output of a head is no weighted sum of the values of its KV head": _held,
     },
     shapes={
         "return three things: the output, K and V": lambda r, right, *case: len(r) != 3,
-        "K and V are right; the output must have a row for each new token in each head: [heads, new, d]": lambda r, right, *case: (
-            _held(r, right)
-        ),
+        "K and V are right; the output must have a row for each new token in each head: [heads, new, d]": _held,
         "K and V must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, right, *case: (
             not same_shape(r[1], right[1]) and not same_shape(r[2], right[2])
         ),

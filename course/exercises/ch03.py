@@ -34,8 +34,19 @@ def _events(draw):
     ]
 
 
+SLIPS = {
+    "slot": "there is no such slot: the slots of a page are 0 to block - 1",
+    "shared": "two texts write into one page: a page belongs to one text",
+    "twice": "a slot is written twice, and the token in it is lost",
+    "early": "a text takes a page while its last page still has a free slot",
+    "first": "the first token in a page must get slot 0",
+    "order": "the slots of a page must be filled in order",
+    "larger": "a text begins a page while one with a smaller number is empty: is it free, or was it taken too early?",
+}
+
+
 def _slips(places, events, block):
-    """What is wrong with (page, slot) of the tokens, as words."""
+    """What is wrong with (page, slot) of the tokens, by the keys of SLIPS."""
     written, found, added = {}, set(), iter(places.tolist())  # text -> its places
     for what, text in events:
         if what == "end":
@@ -80,28 +91,11 @@ place = Exercise(
         "a name that comes again",
     ),
     signs={
-        "there is no such slot: the slots of a page are 0 to block - 1": lambda r, right, *case: (
-            "slot" in _slips(r, *case)
-        ),
-        "two texts write into one page: a page belongs to one text": lambda r, right, *case: (
-            "shared" in _slips(r, *case)
-        ),
-        "a slot is written twice, and the token in it is lost": lambda r, right, *case: (
-            "twice" in _slips(r, *case)
-        ),
-        "a text takes a page while its last page still has a free slot": lambda r, right, *case: (
-            "early" in _slips(r, *case)
-        ),
-        "the first token in a page must get slot 0": lambda r, right, *case: "first" in _slips(r, *case),
-        "the slots of a page must be filled in order": lambda r, right, *case: "order" in _slips(r, *case),
-        "a text takes a page, and one with a smaller number is free": lambda r, right, *case: (
-            "larger" in _slips(r, *case)
-        ),
+        sentence: lambda r, right, *case, slip=slip: slip in _slips(r, *case)
+        for slip, sentence in SLIPS.items()
     },
     shapes={
-        "return one place for every token that is added, and none for an end": lambda r, right, events, block: (
-            len(r) != len(right)
-        ),
+        "return a place for each `add`, and none for an end": lambda r, right, *case: len(r) != len(right),
         "a place is a pair of numbers, (page, slot)": lambda r, right, *case: True,
     },
 )
@@ -139,9 +133,7 @@ real_slots = Exercise(
         "the newest token is masked out: it is in the last slot": lambda r, right, *case: not r[-1],
         "a token is masked out": lambda r, right, *case: (~r & right).any(),
     },
-    shapes={
-        "the mask must have one boolean for each of the `window` slots": lambda r, right, *case: True,
-    },
+    shapes={"the mask must have one boolean for each of the `window` slots": lambda *case: True},
 )
 
 # 3. Decide: which policy.

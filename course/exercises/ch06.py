@@ -58,9 +58,7 @@ step_seconds = Exercise(
         "each layer has a buffer here: a transfer waits for the link only, a layer for its transfer and the layer before": (
             lambda r, right, compute, transfer, buffers: buffers >= len(compute)
         ),
-        "a transfer waits for the link, and until the layer `buffers` places before it has attended": (
-            lambda *case: True
-        ),
+        "a transfer waits for the link, and for the layer `buffers` before it to attend": lambda *case: True,
     },
     shapes={"return one number: the seconds of the whole step": lambda *case: True},
 )

@@ -86,26 +86,27 @@ def file() -> Path:
 
 
 def read() -> tuple[str, list | None]:
-    """The text of my_cache.py and its functions and classes; None for these where it is no Python."""
+    """The text of my_cache.py and its functions and classes; where it is no Python, these words and None."""
     try:
         text = file().read_text(encoding="utf-8")
         nodes = ast.parse(text).body
     except OSError:
         return HEAD, []
     except (SyntaxError, ValueError):
-        return "", None
+        return "no Python", None
     return text, [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
 def saved(name: str) -> Callable | None:
     """A function from my_cache.py, or None."""
     text, nodes = read()
-    if name not in [node.name for node in nodes or []]:
+    if nodes is not None and name not in [node.name for node in nodes]:
         return None
     scope: dict = {}
     try:
         exec(compile(text, FILE, "exec"), scope)
-    except Exception:  # a learner's file: whatever is wrong with it, the course's part serves
+    except Exception as error:  # a learner's file: whatever is wrong with it, the course's part serves
+        print(f"{FILE} cannot be read ({type(error).__name__}): the course's {name} is used")
         return None
     return scope[name]
 

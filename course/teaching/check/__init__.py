@@ -10,8 +10,12 @@ import difflib
 import math
 import re
 
+from torch import Tensor
+
 from . import key, planted, tally
+from .answer import plain, same
 from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED, NUMBERS
+from .sentences import first_wrong
 
 _key = key.read()
 for _text in _key["answers"].values():
@@ -75,6 +79,8 @@ def question(name: str = "", answer=...) -> None:
         print(NOT_ATTEMPTED)
     elif len(choices) == 1:
         _compare(given, *QUESTIONS[name].values())
+    elif tally.CHOSEN.get(name) == "":
+        print("its answer has been shown: a choice is not counted any more")
     elif given in choices:
         tally.CHOSEN[name] = given
         print(f"kept: you say {choices[given]}. A later cell answers.")
@@ -98,21 +104,25 @@ def _compare(given: str, reply: str) -> None:
 def reveal(name: str) -> None:
     """Print the answer to a question of *Predict* now that it is measured, and what there is to say on the
     proposal that was chosen."""
-    choices, yours = _choices(name), tally.CHOSEN.get(name)
+    choices, yours = _choices(name), tally.CHOSEN.setdefault(name, "")
     right = next(number for number, what in choices.items() if QUESTIONS[name][what].startswith("Yes"))
     reason = re.sub(r"^Yes\W*", "", QUESTIONS[name][choices[right]])
-    if yours is not None:
+    if yours:
         tally.foresaw(name, yours == right)
-    if yours not in (None, right):
+    if yours not in ("", right):
         print(f"You chose {choices[yours]}. {QUESTIONS[name][choices[yours]]}")
     said = "You were right" if yours == right else "The answer"
     print(f"{said}: {choices[right]}. {reason[:1].upper()}{reason[1:]}")
 
 
-def measured(yours, value: float | str, tolerance: float = 0.01) -> None:
+def measured(yours, value: float | str | Tensor, tolerance: float = 0.01) -> None:
     """Compare a number with what a cell has measured or computed: correct, by how much too large or small, or
-    not attempted. value: that number, or the name of one that the key has. An int below 1,000 is exact."""
+    not attempted. value: that number, or the name of one that the key has. An int below 1,000 is exact. Of a
+    tensor every number counts."""
     value = NUMBERS[value] if isinstance(value, str) else value
+    if isinstance(value, Tensor) and yours is not ...:
+        _all_of(plain(yours), value)
+        return
     near = 0 if isinstance(value, int) and abs(value) < 1000 else tolerance * abs(value)
     yours = yours.item() if getattr(yours, "ndim", None) == 0 else yours  # of torch or numpy
     if yours is ... or yours is None:
@@ -125,6 +135,15 @@ def measured(yours, value: float | str, tolerance: float = 0.01) -> None:
         print(f"incorrect: your {_number(yours)} {_off(yours, value)}")
 
 
+def _all_of(yours, value: Tensor) -> None:
+    if not isinstance(yours, Tensor) or yours.shape != value.shape:
+        print(f"incorrect: {value.numel()} numbers of shape {list(value.shape)} are expected")
+    elif same(yours, value):
+        print(f"correct: you say {value.numel()} numbers, and all of them are right")
+    else:
+        print(f"incorrect: {first_wrong(yours, value)}")
+
+
 def _off(yours: float, value: float) -> str:
     """How far a number is from the right one: the difference of near counts, else the ratio."""
     if not value:
@@ -133,9 +152,7 @@ def _off(yours: float, value: float) -> str:
     if isinstance(value, int) and off == int(off) and abs(off) < max(abs(value) / 2, 5):
         return f"is {abs(off):,.0f} {'more' if off > 0 else 'fewer'} than the right number"
     times = f"{yours / value:.3g}"
-    return (
-        f"is {times} times the right number" if times != "1" else "is near, and the exact number is asked for"
-    )
+    return f"is {times} times the right number" if times != "1" else "is near, and it must be exact"
 
 
 def _number(value: float) -> str:
@@ -149,20 +166,18 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
     found = ASKS["clause17"](model, tokenizer, made)
     answered, stats = found or (0, None)
     REFUSED[made] = stats is None
-    if found is None:
-        print(NOT_ATTEMPTED)
+    if stats is None:
+        tally.note("clause17", False)
+        print(NOT_ATTEMPTED if found is None else "incorrect: it stops before it answers")
         return
-    ranges = within.items() if stats else ()
-    off = [name for name, (least, most) in ranges if not least <= getattr(stats, name) <= most]
+    off = [name for name, (least, most) in within.items() if not least <= getattr(stats, name) <= most]
     tally.note("clause17", answered >= right and not off)
     for name in off:
-        held, (least, most) = f"{getattr(stats, name):,} {name.replace('_', ' ')}", within[name]
-        print(f"incorrect: {held}, where {least:,.0f} to {most:,.0f} are expected: what does your line do?")
+        held, span = getattr(stats, name), " to ".join(f"{one:,.0f}" for one in sorted({*within[name]}))
+        print(f"incorrect: {name.replace('_', ' ')}: {held:,}, expected {span}: what does your line do?")
     if off:
         return
-    if stats is None:
-        print("incorrect: it stops before it answers")
-    elif answered >= right:
+    if answered >= right:
         del REFUSED[made]
         print(f"correct: your cache answers {answered} of 6 leases")
     elif answered:

@@ -207,7 +207,7 @@ def difference(cases, given, wanted, number, alike) -> str:
     if alike is same_rows:
         return f"{test}: {_other_members(one, other)}"
     if isinstance(other, Tensor) and other.numel() > FEW:
-        return f"{test}: {_first_wrong(one, other)}"
+        return f"{test}: {first_wrong(one, other)}"
     return f"{test}: got {_short(one)}, expected {_short(other)}"
 
 
@@ -220,7 +220,7 @@ def _other_members(one: Tensor, other: Tensor) -> str:
     return f"row {number} holds {_short(mine)}, expected {_short(right)} (in any order)"
 
 
-def _first_wrong(one: Tensor, other: Tensor) -> str:
+def first_wrong(one: Tensor, other: Tensor) -> str:
     """Where a result is wrong first, and in how many places; all numbers would be a dump."""
     wrong = ~torch.isclose(one.double(), other.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
     if not wrong.any():  # compared as sets or rankings
@@ -228,7 +228,7 @@ def _first_wrong(one: Tensor, other: Tensor) -> str:
     place = tuple(wrong.nonzero()[0].tolist())
     return (
         f"{int(wrong.sum())} of {wrong.numel()} numbers are wrong, the first at {list(place)}: it is"
-        f" {_number(one[place].item())}, expected {_number(other[place].item())}"
+        f" {_short(one[place])}, expected {_short(other[place])}"
     )
 
 

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-CHOSEN: dict[str, str] = {}  # question -> the number of the proposal
+CHOSEN: dict[str, str] = {}  # question -> the number of the proposal; "" where the answer came first
 FORESEEN: dict[str, bool] = {}  # question -> whether the measurement agreed
 TRIED: dict[str, bool] = {}  # exercise -> whether its last answer was correct
 

@@ -104,7 +104,18 @@ def test_one_of_several_things_is_told_by_its_number():
 
 def test_a_number_that_is_almost_right_is_not_one_times_the_right_one(capsys):
     check.measured(28.999, 29)
-    assert capsys.readouterr().out == "incorrect: your 29 is near, and the exact number is asked for\n"
+    assert capsys.readouterr().out == "incorrect: your 29 is near, and it must be exact\n"
+
+
+def test_several_numbers_are_compared_one_by_one(capsys):
+    for yours, said in (
+        ([6] + [1] * 23, "correct: you say 24 numbers, and all of them are right"),
+        ([1] * 23 + [6], "incorrect: 2 of 24 numbers are wrong, the first at [0]: it is 1, expected 6"),
+        (29, "incorrect: 24 numbers of shape [24] are expected"),
+        (..., "not attempted"),
+    ):
+        check.measured(yours, "fed_with_cache")
+        assert capsys.readouterr().out == f"{said}\n"
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -124,9 +124,10 @@ def test_a_part_is_replaced_and_the_others_stay(cell):
 
 
 @pytest.mark.parametrize("text", ["def real_slots(", "1 / 0\ndef real_slots(seen, window): pass", "\0"])
-def test_a_spoilt_file_leaves_the_courses(cell, text):
+def test_a_spoilt_file_leaves_the_courses_and_says_so(cell, text, capsys):
     (Path.cwd() / kept.FILE).write_text(text)
     assert mine.part("real_slots") is check.EXERCISES["real_slots"].right
+    assert "the course's real_slots is used" in capsys.readouterr().out
     cell(RIGHT)
     assert mine.part("real_slots")(1, 2) == [False, True]
     if not text.startswith("1 / 0"):  # what is no Python is kept beside
@@ -336,6 +337,8 @@ def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
     monkeypatch.setattr("course.teaching.check.tally.FORESEEN", foreseen := {})
     check.reveal("2.1")
     assert capsys.readouterr().out.startswith("The answer: 3. everything") and not foreseen
+    check.question("2.1", 3)  # too late
+    assert "is not counted" in capsys.readouterr().out and chosen.pop("2.1") == ""
     check.question("2.1", 1)
     assert capsys.readouterr().out == "kept: you say 1. only the attention scores. A later cell answers.\n"
     check.reveal("2.1")
