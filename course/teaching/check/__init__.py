@@ -120,14 +120,15 @@ def measured(yours, value: float | str | Tensor, tolerance: float = 0.01) -> Non
     not attempted. value: that number, or the name of one that the key has. An int below 1,000 is exact. Of a
     tensor every number counts."""
     value = NUMBERS[value] if isinstance(value, str) else value
-    if isinstance(value, Tensor) and yours is not ...:
+    if yours is ... or yours is None:
+        print(NOT_ATTEMPTED)
+        return
+    if isinstance(value, Tensor):
         _all_of(plain(yours), value)
         return
     near = 0 if isinstance(value, int) and abs(value) < 1000 else tolerance * abs(value)
     yours = yours.item() if getattr(yours, "ndim", None) == 0 else yours  # of torch or numpy
-    if yours is ... or yours is None:
-        print(NOT_ATTEMPTED)
-    elif isinstance(yours, bool) or not isinstance(yours, int | float) or not math.isfinite(yours):
+    if isinstance(yours, bool) or not isinstance(yours, int | float) or not math.isfinite(yours):
         print(f"a number is expected, not {yours if isinstance(yours, float) else type(yours).__name__}")
     elif abs(yours - value) <= near:
         print(f"correct: you say {_number(yours)}, and the right number is {_number(value)}")

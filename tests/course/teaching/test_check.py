@@ -164,3 +164,24 @@ def test_a_question_keeps_a_choice_and_answers_words(name, replies, capsys):
             assert capsys.readouterr().out == f"kept: you say {choice}. A later cell answers.\n"
     check.question(name, len(replies) + 1)
     assert "is none of the proposals: write one of 1, 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", check.NUMBERS)
+def test_what_is_measured_is_not_attempted_correct_or_incorrect(name, capsys):
+    """Numbers, and whole pictures and lists, of which every number counts."""
+    right = check.NUMBERS[name]
+    wrong = (
+        right + 7
+        if not isinstance(right, torch.Tensor)
+        else ~right
+        if right.dtype == torch.bool
+        else right + 1
+    )
+    for yours, says in (
+        (..., "not attempted"),
+        (None, "not attempted"),
+        (right, "correct"),
+        (wrong, "incorrect"),
+    ):
+        check.measured(yours, name)
+        assert capsys.readouterr().out.startswith(says)
