@@ -136,9 +136,7 @@ class Layer(Held):
                 f"{type(self.model).__name__} says {self.kv_heads} of {self.shape.head_dim}"
             )
         real, counts = given.visibility.real(batch, tokens, self.seen, self.lengths)
-        if (
-            given.visibility.local is None
-        ):  # a window of the configuration that this pass's mask does not have
+        if given.visibility.local is None:  # the configuration has a window, this pass's mask does not
             self.local = None
         self._busy = True
         try:

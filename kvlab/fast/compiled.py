@@ -247,19 +247,18 @@ class Body:
         at = positions.numpy()  # whose numbers are read at once: an operation of torch takes microseconds
         begin = int(at[0]) // TABLE * TABLE
         if len(at) > 1 and (at.min() < begin or at.max() >= begin + TABLE):
-            return tuple(
-                part[0].numpy() for part in self.rotary(torch.empty(0, dtype=torch.float32), positions[None])
-            )
+            return self._rotated(positions)
         if begin not in self.rotations:
-            some = torch.arange(begin, begin + TABLE)[None]
-            self.rotations[begin] = tuple(
-                part[0].numpy() for part in self.rotary(torch.empty(0, dtype=torch.float32), some)
-            )
+            self.rotations[begin] = self._rotated(torch.arange(begin, begin + TABLE))
         cos, sin = self.rotations[begin]
         if len(at) == 1:
             place = int(at[0]) - begin
             return cos[place : place + 1], sin[place : place + 1]
         return cos[at - begin], sin[at - begin]
+
+    def _rotated(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        like = torch.empty(0, dtype=torch.float32)  # the module answers in its dtype
+        return tuple(part[0].numpy() for part in self.rotary(like, positions[None]))
 
 
 def _are(module, expected: dict) -> None:
