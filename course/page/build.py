@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import kvlab
 from kvlab.calibrate.skew import skew
 from kvlab.methods import METHODS
 from kvlab.models import WORKSHOP, load
@@ -23,7 +24,7 @@ from kvlab.models import WORKSHOP, load
 from ..harness import harness
 from ..teaching import contract, lease
 from .assemble import assemble
-from .recipes import tables
+from .bills import tables
 
 corpus, words = harness("tasks.corpus"), harness("tasks.words")
 HERE = Path(__file__).resolve().parent
@@ -33,7 +34,7 @@ WORKER = (
     "kernel", "weights", "tokenizer", "formats", "keep", "fetch", "cache", "record", "engine", "session",
     "worker",
 )  # fmt: skip
-PAGE = ("client", "facts", "state", "picture", "tokens", "tour", "bill", "panel", "app")
+PAGE = ("client", "facts", "state", "picture", "tokens", "tour", "panel", "app")
 
 SHOWN = ("full", "int4", "int2", "sinks", "h2o", "snapkv", "topk", "infinigen")
 
@@ -176,9 +177,11 @@ def page(model, tokenizer) -> str:
 
 
 def digest() -> str:
-    """What the page is made from: the model, the files beside this one, the words, the bill's tables."""
-    made = hashlib.sha256(embedded([told(), tables(), defaults()]).encode())
-    for path in (WORKSHOP / "checkpoint" / "sha256.txt", STORY, *sorted(HERE.glob("*.*"))):
+    """What the page is made from: the model, the files beside this one, the words, and kvlab, which computes
+    the bill."""
+    made = hashlib.sha256(embedded(told()).encode())
+    ours = [path for kind in ("py", "json") for path in Path(kvlab.__file__).parent.rglob(f"*.{kind}")]
+    for path in (WORKSHOP / "checkpoint" / "sha256.txt", STORY, *sorted([*HERE.glob("*.*"), *ours])):
         made.update(path.read_bytes())
     return made.hexdigest()[:16]
 

@@ -2,8 +2,44 @@
 
 "use strict";
 
-const charged = JSON.parse(carried("charged")); // {models, devices, flags, recipes, left, notes, most} (recipes.py)
+const charged = JSON.parse(carried("charged")); // what kvlab computed (bills.py)
 const OURS = { ...told.bill, budget: "20", price: "" }; // the bill of the course (build.py)
+
+/** Bytes of weights that a step of `rows` rows reads: of experts those that some row takes. */
+function stepWeights({ read, experts: [size, all, taken] }, rows) {
+  return read + size * (1 - (1 - taken / all) ** rows);
+}
+
+/** Seconds that reading one user's context takes at least. */
+const prefillSeconds = (model, device, context) =>
+  Math.max(model.prefill[context] / device.flops, stepWeights(model, context) / device.bandwidth);
+
+/** The row of a method, of one user: [bytes on the device, on the host, moved, read, operations], or why it is refused. */
+function userRow(method, model, context, budget) {
+  const rows = model.rows[context][method];
+  return rows.length > 1 ? rows[charged.budgets.indexOf(budget)] : rows[0];
+}
+
+/** One line of the bill: bytes of all users, users that fit (null: any) and the longest context of the list that fits,
+ * the least seconds per token of the users that fit, and what runs out first; or {refused}. */
+function billLine(method, model, device, context, budget, users) {
+  const found = userRow(method, model, context, budget);
+  if (typeof found === "string") return { refused: found };
+  let [onDevice, host, moved, read, operations] = found;
+  const left = device.memory - model.weights, fit = onDevice ? Math.floor(left / onDevice) : null;
+  if (charged.pages.includes(method) && users * host <= left) [onDevice, host, moved] = [host, 0, 0];
+  const fits = Object.keys(model.rows).map(Number).filter((tokens) => users * userRow(method, model, tokens, budget)[0] <= left);
+  const served = fit === null ? users : Math.min(users, fit);
+  const line = { device: users * onDevice, host: users * host, moved: users * moved, users: fit, served,
+    tokens: Math.max(0, ...fits), seconds: null, first: "memory" };
+  if (!served) return line;
+  const least = {
+    bandwidth: (stepWeights(model, served) + served * read) / device.bandwidth,
+    link: (served * moved) / device.link, "FLOP/s": served * operations / device.flops,
+  };
+  const bound = Object.keys(least).reduce((a, b) => (least[b] > least[a] ? b : a));
+  return { ...line, seconds: least[bound], first: served === users ? bound : "memory" };
+}
 
 /** Three digits: 0.0123, 1.23, 12.3, 123, 1,234; 1.2e+7 from there on. */
 function digits(value) {
@@ -39,10 +75,12 @@ function row(...cells) {
 class Panel {
   constructor(given, chosen) {
     const find = (name) => document.getElementById(`bill-${name}`);
-    this.parts = Object.fromEntries(["model", "device", "context", "users", "budget", "price", "said", "rows", "head", "left"].map((name) => [name, find(name)]));
+    this.parts = Object.fromEntries(["model", "device", "context", "users", "budget", "price", "said", "rows", "head"].map((name) => [name, find(name)]));
     const { parts } = this;
     parts.model.append(...Object.keys(charged.models).map((name) => new Option(name)));
     parts.device.append(...Object.keys(charged.devices).map((name) => new Option(name)));
+    parts.context.append(...charged.contexts.map((tokens) => new Option(tokens.toLocaleString("en"), tokens)));
+    parts.budget.append(...charged.budgets.map((percent) => new Option(percent)));
     for (const name of Object.keys(OURS)) {
       parts[name].addEventListener("input", () => {
         this.draw();
@@ -65,16 +103,12 @@ class Panel {
   }
 
   /** What is wrong with the choices, or null. */
-  wrong(name, model, deviceName, device, context, users, percent, price) {
-    const { most } = charged, whole = (value, limit) => Number.isInteger(value) && value >= 1 && value <= limit;
-    const upTo = (limit) => limit.toLocaleString("en");
-    if (!whole(context, most.context)) return `Context: expected a whole number of tokens from 1 to ${upTo(most.context)}.`;
-    if (!whole(users, most.users)) return `Users: expected a whole number from 1 to ${upTo(most.users)}.`;
-    if (!(percent > 0 && percent <= 100)) return "Budget: expected a percentage above 0, at most 100.";
+  wrong(name, model, deviceName, device, context, users, price) {
+    const { most } = charged, upTo = (limit) => limit.toLocaleString("en");
+    if (!(Number.isInteger(users) && users >= 1 && users <= most.users)) return `Users: expected a whole number from 1 to ${upTo(most.users)}.`;
     if (!(price >= 0 && price <= most.price)) return `Price: expected an amount per hour from 0 to ${upTo(most.price)}.`;
-    if (model.context !== null && context > model.context) return `${name} was trained for ${model.context.toLocaleString("en")} tokens.`;
-    const size = weightBytes(model);
-    if (size > device.memory) return `The weights of ${name} take ${decimal(size)} and ${deviceName} has ${decimal(device.memory)}: choose a larger device or a smaller model.`;
+    if (!(context in model.rows)) return `${name} was trained for fewer tokens than ${upTo(context)}.`;
+    if (model.weights > device.memory) return `The weights of ${name} take ${decimal(model.weights)} and ${deviceName} has ${decimal(device.memory)}: choose a larger device or a smaller model.`;
     return null;
   }
 
@@ -82,23 +116,22 @@ class Panel {
     const { parts } = this, name = parts.model.value, deviceName = parts.device.value;
     const model = charged.models[name], device = charged.devices[deviceName];
     const [context, users] = [Number(parts.context.value), Number(parts.users.value)];
-    const priced = parts.price.value !== "", price = Number(parts.price.value), percent = Number(parts.budget.value);
-    const wrong = this.wrong(name, model, deviceName, device, context, users, percent, price);
-    for (const part of [parts.rows, parts.head, parts.left]) part.replaceChildren();
+    const priced = parts.price.value !== "", price = Number(parts.price.value), budget = Number(parts.budget.value);
+    const wrong = this.wrong(name, model, deviceName, device, context, users, price);
+    for (const part of [parts.rows, parts.head]) part.replaceChildren();
     if (wrong) {
       parts.said.textContent = wrong;
       return;
     }
-    this.leftOut(name, deviceName, context, users);
-    const weights = weightBytes(model);
+    const { weights } = model;
     const prefill = prefillSeconds(model, device, context), perMillion = (price * prefill) / 3600 * 1e6 / context;
     parts.said.textContent = `Weights: ${decimal(weights)} of ${decimal(device.memory)}; ${decimal(device.memory - weights)} are left for caches. `
       + `Reading one user's context takes at least ${duration(prefill)}${priced ? `, ${digits(perMillion)} per million tokens` : ""}.`;
     const heads = ["method", "cache on device", "cache on host", "users fit", "tokens fit", "ms per token", ...(priced ? ["cost per 1M tokens"] : []), "first to run out"];
     parts.head.replaceChildren(row(...heads.map((text) => cell("th", text, "col"))));
-    for (const [name, recipe] of Object.entries(charged.recipes)) {
-      const line = billLine(withBudget(recipe, percent / 100), model, device, context, users);
-      const count = (n) => (n === null ? "any" : n.toLocaleString("en")), method = recipe.budget === null ? name : `${name}, ${percent} %`;
+    for (const [name, rows] of Object.entries(model.rows[context])) {
+      const line = billLine(name, model, device, context, budget, users);
+      const count = (n) => (n === null ? "any" : n.toLocaleString("en")), method = rows.length > 1 ? `${name}, ${budget} %` : name;
       if (line.refused) {
         const reason = cell("td", `not on this model: ${line.refused}`);
         reason.colSpan = heads.length - 1;
@@ -110,15 +143,6 @@ class Panel {
         line.seconds === null ? "–" : digits(line.seconds * 1e3), ...(priced ? [cost] : []), line.first];
       parts.rows.append(row(cell("th", method, "row"), ...cells.map((text) => cell("td", text))));
     }
-  }
-
-  /** What this page cannot reckon, and who can. */
-  leftOut(model, device, context, users) {
-    const names = Object.keys(charged.left);
-    if (!names.length) return;
-    const said = names.map((name) => `${name} (${charged.left[name]})`).join(", ");
-    const asking = `kvlab bill --model ${model} --device "${device}" --context ${context} --users ${users} --methods ${names.join(" ")}`;
-    this.parts.left.append(`Left out on this page: ${said}. `, "Ask for it: ", cell("code", asking));
   }
 
   /** The options that do the same in the engines that people use. */

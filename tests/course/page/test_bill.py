@@ -1,75 +1,49 @@
-"""The live page's bill is kvlab's, and says what it leaves out."""
+"""The live page's bill is kvlab's."""
 
 from __future__ import annotations
 
-import functools
 import json
 import random
-from dataclasses import dataclass
 
 import pytest
 from live import SEED
 
 import kvlab
-from course.page import recipes
-from kvlab.finding import Method
-from kvlab.keep import Keep
-from kvlab.methods import METHODS as METHODS_OF_KVLAB
+from course.page.bills import BUDGETS, CONTEXTS
+from kvlab.methods import METHODS
 
 
 def test_the_bill_is_kvlabs(opened):
-    """Every model on every device, at contexts, budgets and numbers of users drawn anew."""
+    """Every model on devices, contexts, budgets and numbers of users drawn anew."""
     rng = random.Random(SEED)
-    known = opened.run(
-        "({models: charged.models, devices: charged.devices, recipes: charged.recipes, left: charged.left})"
-    )
-    assert sorted([*known["recipes"], *known["left"]]) == sorted(METHODS_OF_KVLAB)
-    for name, model in known["models"].items():
-        for device in rng.sample(list(known["devices"]), 2):
-            context, users = rng.randrange(1, 1 + (model["context"] or 10**5)), rng.choice((1, 3, 8, 64))
-            budget = rng.choice((0.01, 0.05, 0.2, 0.5, 0.77, 1))
+    models, devices = opened.run("[charged.models, Object.keys(charged.devices)]")
+    for name, model in models.items():
+        for device in rng.sample(devices, 2):
+            known = [tokens for tokens in CONTEXTS if str(tokens) in model["rows"]]
+            context, users, percent = rng.choice(known), rng.choice((1, 3, 8, 64)), rng.choice(BUDGETS)
+            has = [METHODS[method].parameters.get("budget") is not None for method in METHODS]
             specs = [
-                method if recipe["budget"] is None else f"{method}:budget={budget}"
-                for method, recipe in known["recipes"].items()
+                f"{method}:budget={percent / 100}" if one else method
+                for method, one in zip(METHODS, has, strict=True)
             ]
             try:
                 wanted = kvlab.bill(name, device, context, users, methods=specs)
             except ValueError:  # the weights do not fit
-                size = opened.run(f"weightBytes(charged.models[{json.dumps(name)}])")
-                assert size > known["devices"][device]["memory"]
+                memory = opened.run(f"charged.devices[{json.dumps(device)}].memory")
+                assert model["weights"] > memory
                 continue
             given = f"charged.models[{json.dumps(name)}], charged.devices[{json.dumps(device)}], {context}"
-            recipes = f"Object.values(charged.recipes).map((r) => withBudget(r, {budget}))"
-            lines = opened.run(f"{recipes}.map((r) => billLine(r, {given}, {users}))")
+            lines = opened.run(
+                f"{json.dumps(list(METHODS))}.map((m) => billLine(m, {given}, {percent}, {users}))"
+            )
             assert opened.run(f"prefillSeconds({given})") == pytest.approx(wanted.prefill)
-            pairs = zip(lines, known["recipes"].values(), wanted.lines, strict=True)
-            for line, recipe, want in pairs:
+            for line, want in zip(lines, wanted.lines, strict=True):
                 where = f"seed {SEED}: {want.method}, {name}, {device}, {context} tokens, {users} users"
                 assert line.get("refused") == want.refused, where
                 if want.refused is None:
-                    got = [
-                        line[part]
-                        for part in ("device", "host", "moved", "users", "tokens", "seconds", "first")
-                    ]
+                    got = [line[part] for part in ("device", "host", "moved", "users", "seconds", "first")]
                     bytes_ = want.device_bytes, want.host_bytes, want.moved_bytes
-                    right = [*bytes_, want.users, want.tokens, want.step, want.first]
+                    right = [*bytes_, want.users, want.step, want.first]
                     assert got[:-1] == pytest.approx(right[:-1]) and got[-1] == right[-1], where
-                    assert recipe.get("most", False) == want.at_most, where
-
-
-@dataclass(frozen=True)
-class Halving(Keep):
-    """Half of the budget in every second layer."""
-
-    def limits(self, layer) -> list[int]:
-        return [tokens // (1 + layer.order % 2) for tokens in super().limits(layer)]
-
-
-def test_a_method_that_the_page_cannot_reckon_is_named_there(monkeypatch):
-    """And one that it can enters by itself."""
-    for name, keep in (("halving", Halving), ("another", type("Another", (Keep,), {}))):
-        policies = functools.partial(lambda keep, budget=0.3: {"keep": keep(budget)}, keep)
-        monkeypatch.setitem(METHODS_OF_KVLAB, name, Method(name, "A method of tomorrow.", policies=policies))
-    tables = recipes.tables()
-    assert "layers in a way of its own" in tables["left"]["halving"] and "another" not in tables["left"]
-    assert tables["recipes"]["another"]["keep"] == {"budget": 0.3}
+                    fits = [tokens for tokens in known if tokens <= want.tokens]
+                    assert line["tokens"] == max([0, *fits]), where
