@@ -235,9 +235,9 @@ def _adakv(of="snapkv", budget=0.2, safeguard=0.2, turns="all"):
     return {"keep": AdaKV(policies["keep"], safeguard)}
 
 
-def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
+def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:
     """The policies of a method on the host."""
-    place = {"store": Growing(form), "place": Host(fetch, link, missed)}
+    place = {"store": Growing(form), "place": Host(fetch, link)}
     return place if keep is None else place | {"keep": keep}
 
 
@@ -284,9 +284,9 @@ def _uvm_h2o(budget=0.2, recent=H2O.recent, memory=0.5, page=65536, fault=2e-6, 
     "topk", HOST, "Gupta et al. 2021", same="budget=1", less="budget=0.3", look="vermillion * -",
     technique="fetch what scores high",
 )  # fmt: skip
-def _topk(budget=0.2, full_layers=0, missed=False, link=None):
+def _topk(budget=0.2, full_layers=0, link=None):
     """All tokens on the host; each step fetches those with the largest true attention scores."""
-    return _hosted(TopK(budget, full_layers), link, missed=missed)
+    return _hosted(TopK(budget, full_layers), link)
 
 
 @method(
@@ -295,11 +295,11 @@ def _topk(budget=0.2, full_layers=0, missed=False, link=None):
 )  # fmt: skip
 def _infinigen(
     budget=0.2, alpha=InfiniGen.alpha, ratio=InfiniGen.ratio, full_layers=InfiniGen.full_layers,
-    variant="paper", pool=1, victim="counter", missed=False, link=None, turns="all",
+    variant="paper", pool=1, victim="counter", link=None, turns="all",
 ):  # fmt: skip
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers, variant=variant)
-    return _hosted(fetch, link, keep=Pool(pool, victim, turns=turns), missed=missed)
+    return _hosted(fetch, link, keep=Pool(pool, victim, turns=turns))
 
 
 @method(
@@ -308,29 +308,29 @@ def _infinigen(
 )  # fmt: skip
 def _infinigen_int4(
     budget=0.2, alpha=InfiniGen.alpha, ratio=InfiniGen.ratio, full_layers=InfiniGen.full_layers, group=None,
-    missed=False, link=None,
+    link=None,
 ):  # fmt: skip
     """As infinigen, with keys and values as 4-bit integers on the host and on the link."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers)
-    return _hosted(fetch, link, Int(4, group), missed=missed)
+    return _hosted(fetch, link, Int(4, group))
 
 
 @method(
     "quest", HOST, "Tang et al. 2024", same="budget=80,page=4,full_layers=1",
     less="budget=0.4,page=3,full_layers=1", look="vermillion d -", technique="fetch pages by bounds",
 )  # fmt: skip
-def _quest(budget=0.2, page=16, full_layers=2, digest="bounds", missed=False, link=None):
+def _quest(budget=0.2, page=16, full_layers=2, digest="bounds", link=None):
     """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
-    return _hosted(Quest(budget, full_layers, page, digest), link, missed=missed)
+    return _hosted(Quest(budget, full_layers, page, digest), link)
 
 
 @method(
     "quest+int8", HOST, "Tang et al. 2024", less="budget=0.4,page=3,full_layers=1", look="vermillion ^ --",
     technique="fetch pages by bounds",
 )  # fmt: skip
-def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, missed=False, link=None):
+def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, link=None):
     """As quest, with keys and values as 8-bit integers on the host and on the link."""
-    return _hosted(Quest(budget, full_layers, page), link, Int(8, group), missed=missed)
+    return _hosted(Quest(budget, full_layers, page), link, Int(8, group))
 
 
 @method(

@@ -89,11 +89,9 @@ def added(ranks: int, numbers: Iterable[float]) -> list[float]:
 
 
 def summed(model, stats):
-    """`cache.stats()` of all processes together: the sum of bytes (each process counts its own), the mean of
-    `missed_mass` (all have as many heads). `scored` already covers all. Token counts are the same in all, or
-    one process's largest."""
+    """`cache.stats()` of all processes together: the sum of bytes (each process counts its own). `scored`
+    already covers all. Token counts are the same in all, or one process's largest."""
     ranks, own = ranks_of(model), vars(stats)
     sizes = [name for name in own if name.endswith("_bytes")]
-    *held, missed = added(ranks, [*(own[name] for name in sizes), own["missed_mass"] or 0.0])
-    missed = None if own["missed_mass"] is None else missed / ranks
-    return type(stats)(**own | dict(zip(sizes, map(int, held), strict=True)) | {"missed_mass": missed})
+    held = added(ranks, [own[name] for name in sizes])
+    return type(stats)(**own | dict(zip(sizes, map(int, held), strict=True)))

@@ -13,12 +13,11 @@ class Stats:
     """A cache's bytes and tokens. Bytes are those of the tensors' storage, scales, scores and positions
     included; `spare_bytes` are allocated in addition, by buffers that grow, for tokens to come; `moved_bytes`
     crossed the link between host and device, either way, in the last pass, `fetched_bytes` of them to the
-    device; `index_bytes`, a part of the device's, are the tensors that a fetch policy chooses by.
-    `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, if `Host.missed`
-    asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share that the keep
-    chose by its score, not by a rule such as a recent window, over all layers that dropped tokens; None if
-    none did. `clipped`: numbers stored as the largest of their format (with `nonfinite=clip`), or of a scale
-    that the prompt has fixed."""
+    device; `index_bytes`, a part of the device's, are the tensors that a fetch policy chooses by. `scored`:
+    of the slots that stayed when the prompt was compressed, the share that the keep chose by its score, not
+    by a rule such as a recent window, over all layers that dropped tokens; None if none did. `clipped`:
+    numbers stored as the largest of their format (with `nonfinite=clip`), or of a scale that the prompt has
+    fixed."""
 
     device_bytes: int
     host_bytes: int
@@ -28,7 +27,6 @@ class Stats:
     scored: float | None = field(default=None, repr=False)
     index_bytes: int = field(default=0, repr=False)
     fetched_bytes: int = field(default=0, repr=False)
-    missed_mass: float | None = field(default=None, repr=False)
     spare_bytes: int = field(default=0, repr=False)
     clipped: int = field(default=0, repr=False)
 
@@ -72,9 +70,7 @@ def _fetches(cache) -> dict:
     """The part of `stats` about the fetch policy."""
     places = [layer.place for layer in cache.attending]
     index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
-    missed = [place.missed for place in places if place.missed is not None]
     return {
         "index_bytes": sum(x.nbytes() for x in index.values()) - sum(p.spare_bytes for p in places),
         "fetched_bytes": sum(place.fetched_bytes for place in places),
-        "missed_mass": sum(missed) / len(missed) if missed else None,
     }

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from eval.studies.offload import AS_RUN, BY_ALPHA, OVERLAPPED, SPEEDUPS
 from kvlab import plots
 from kvlab.arithmetic import MACHINES, SHAPES, TIERS, batch_that_fits, kv_bytes, throughput
-from kvlab.reference.attention import part, shares, weights
+from tests.reference.definitions.attention import part, shares, weights
 
 
 def tiers(machines: dict, marks: dict[str, float]) -> Figure:

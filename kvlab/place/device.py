@@ -34,7 +34,7 @@ class DeviceState(State):
     link = None  # carries bytes to the device; None: they are only counted
     index = ()  # tensors that a fetch policy chooses by
     learns = chooses = False  # whether it learns from a prompt, and a step reads only a part
-    fetched_bytes, missed = 0, None  # of the last pass (see `Stats`)
+    fetched_bytes = 0  # of the last pass (see `Stats`)
     complete = False  # whether the last choice certainly has no slot of -1
     lost = False  # whether a write has failed, so that tokens are gone
 

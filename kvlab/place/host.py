@@ -18,13 +18,11 @@ class Host(Device):
 
     link: a `Link` transfers the bytes on its own threads, beside the model (`pipelined.py`). None: they are
     copied when they are needed, or, on a CPU model, only counted (`HostState`). `stats()` counts the tensors
-    as host bytes, and every byte fetched or written back as moved. missed: also compute at every
-    step the share of the attention weight that was not fetched, which reads all keys (`place/missed.py`).
+    as host bytes, and every byte fetched or written back as moved.
     """
 
     fetch: Fetch | None = None
     link: object = None
-    missed: bool = False
 
     on_host = True
 

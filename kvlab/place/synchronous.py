@@ -12,13 +12,12 @@ from ..parameters import check_number
 from ..policy import View
 from ..store.growing import Packed
 from .device import DeviceState
-from .missed import missed
 
 
 class HostState(DeviceState):
     """A host without a link: a step's tokens are copied when it needs them or, on a CPU, only counted.
 
-    fetch: the state of the fetch policy. fetched_bytes, missed: of the last pass (see `Stats`). The store's
+    fetch: the state of the fetch policy. fetched_bytes: of the last pass (see `Stats`). The store's
     tensors are CPU tensors.
     """
 
@@ -94,7 +93,7 @@ class HostState(DeviceState):
 
     def read(self, layer, query: Tensor):
         slots, newest = self.select(layer, query), query.shape[2]
-        self.fetched_bytes, self.missed = 0, None
+        self.fetched_bytes = 0
         if self.on_device(layer):
             return self.all_here(layer, query.device), None
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))  # written back
@@ -111,16 +110,14 @@ class HostState(DeviceState):
         """The tokens that the pass attends to, past ones in these slots (None: all) and the newest; and the
         slots of both."""
         past = [rows - query.shape[2] for rows in layer.rows_held]
-        self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
+        self.note_fetch(layer, self.bytes_of(layer, past if slots is None else slots))
         slots = self.with_newest(layer, slots)
         return (layer.store if slots is None else layer.store.pick(slots)), slots
 
-    def note_fetch(self, layer, query: Tensor, slots: Tensor | None, size: int) -> None:
-        """Record the bytes that a pass fetches: these slots, or all (None)."""
-        self.fetched_bytes, self.missed = size, None
+    def note_fetch(self, layer, size: int) -> None:
+        """Record the bytes that a pass fetches."""
+        self.fetched_bytes = size
         layer.moved_bytes += size
-        if slots is not None and self.policy.missed:
-            self.missed = missed(layer, query, slots)
 
     @staticmethod
     def with_newest(layer, slots: Tensor | None) -> Tensor | None:

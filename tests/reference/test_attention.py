@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from reference.definitions.attention import causal, flash, kv_head
+from reference.definitions.attention import attend, causal, flash, flash_decoding, kv_head
 from reference.definitions.preallocated import Preallocated
 
 from kvlab import attention
 from kvlab.arithmetic import kv_bytes
 from kvlab.models import ModelShape
-from kvlab.reference.attention import attend, flash_decoding
 
 
 @pytest.mark.parametrize("split", [1, 3, 8, 24, 100])

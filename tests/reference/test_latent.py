@@ -3,12 +3,12 @@
 import pytest
 import torch
 from families.models import family
+from reference.definitions import latent
 from tiny import prompt
 from torch.utils.flop_counter import FlopCounterMode
 
 import kvlab
 from kvlab.arithmetic import latent_step
-from kvlab.reference import latent
 
 
 def attending(name):
