@@ -287,9 +287,10 @@ def _array(weight: Tensor) -> np.ndarray:
 
 def _linear(linear: nn.Linear | NarrowLinear) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(Weight, scale, bias), as `block._product` takes them."""
-    if not linear.weight.is_contiguous():
+    held = (linear.codes, linear.scale) if isinstance(linear, NarrowLinear) else (linear.weight, None)
+    if not held[0].is_contiguous():
         raise Unsuited("its weights are not contiguous")
-    parts = linear.weight, getattr(linear, "scale", None), linear.bias
+    parts = *held, linear.bias
     return tuple(NOTHING if part is None else _array(part) for part in parts)
 
 

@@ -28,9 +28,9 @@ class Narrow(nn.Module):
         self.codes, self.scale = codes, scale  # no `weight`: numbers and codes are not loaded for each other
 
     @property
-    def weight(self) -> nn.Parameter:
-        """The codes, where code of others asks for a layer's weight."""
-        return self.codes
+    def weight(self):
+        """TypeError: other code would take codes for numbers, and write numbers into them."""
+        raise TypeError("this model holds narrow weights: load it without weights= to read or change them")
 
     @property
     def kind(self) -> str:
@@ -49,7 +49,7 @@ class NarrowLinear(Narrow):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.widened(self.codes, self.scale), self.bias)
+        return linear(x, self.widened(self.codes, self.scale).to(x.dtype), self.bias)
 
 
 class NarrowEmbedding(Narrow):

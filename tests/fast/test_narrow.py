@@ -83,6 +83,20 @@ def test_a_copy_decodes_alike_and_neither_is_written(tmp_path):
             model.save_pretrained(tmp_path)
 
 
+def test_other_code_does_not_take_codes_for_weights():
+    """Weights that are averaged, tied or replaced: floats would be cut to integers."""
+    fast = compiled(copy.deepcopy(tiny("llama", tie_word_embeddings=True)), "bf16")
+    linear = fast.model.layers[1].mlp.up_proj
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    for use in (lambda: linear.weight, fast.tie_weights, lambda: setattr(linear, "weight", weight)):
+        with pytest.raises(TypeError, match="narrow weights: load it without weights="):
+            use()
+    before = decoded(fast, "full", [prompt(12)])
+    with pytest.warns(UserWarning, match="eager engine"):
+        after = decoded(fast.double(), "full", [prompt(12)])
+    assert torch.allclose(before.double(), after.double(), atol=1e-4)
+
+
 def test_a_text_is_generated_and_a_hook_makes_it_eager_with_the_same_weights():
     fast = compiled(copy.deepcopy(tiny("llama")), "int8")
     ids, mask = left_padded([prompt(9), prompt(6, seed=1)])
