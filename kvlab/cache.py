@@ -13,7 +13,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .bound import Bound
 from .devices import check_loaded
-from .errors import FOREIGN
+from .foreign import FOREIGN
 from .hybrid import forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer

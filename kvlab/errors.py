@@ -7,11 +7,6 @@ from difflib import get_close_matches
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal obeys
 
-FOREIGN = (  # an attention function that is not kvlab's met a kvlab cache
-    "a part of the model that attends is compiled, or came in after the cache was made: a kvlab cache is for "
-    "the model inside torch.compile(model), model._orig_mod, with the layers that it had at make_cache"
-)
-
 
 def shown(text: str) -> str:
     """A text from elsewhere, what steers a terminal written out."""

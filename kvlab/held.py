@@ -14,6 +14,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded
 from .devices import entry_of
+from .foreign import NoTensor
 from .models import ModelShape
 from .models.shape import other_model
 from .ranks import check_splits, rank_of, ranks_of
@@ -26,7 +27,7 @@ def _of(part: str, name: str, what: str) -> property:
     return property(lambda layer: getattr(getattr(layer, part), name), doc=what)
 
 
-class Held(CacheLayerMixin):
+class Held(NoTensor, CacheLayerMixin):
     """The tokens of one layer: the states of a keep, a store and a place, and the table of its slots.
 
     index: of the layer in the model. order: its index among those that attend. local: its sliding window or

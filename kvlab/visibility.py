@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .errors import FOREIGN
+from .foreign import NoTensor
 
 
-class Visibility:
+class Visibility(NoTensor):
     """The tokens visible to a pass in layers of one kind: the caller's padding, and the model's rule.
 
     The attention function gets it instead of a mask, and no mask is built if every token held is visible.
@@ -29,11 +29,6 @@ class Visibility:
 
     def __deepcopy__(self, memo) -> Visibility:
         return self  # nothing in it changes with the tokens
-
-    @property
-    def shape(self):
-        """What an attention function that is not kvlab's asks of a mask."""
-        raise ValueError(FOREIGN)
 
     @classmethod
     def of(cls, *, attention_mask=None, mask_function, allow_is_causal_skip=False, **others) -> Visibility:

@@ -10,7 +10,10 @@ import torch
 from families.models import family
 from tiny import EACH, prompt, tiny
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, EncoderDecoderCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import kvlab
 
@@ -93,6 +96,53 @@ def test_a_compiled_part_that_does_not_attend_serves_as_before():
     assert torch.allclose(
         model(ids, past_key_values=kvlab.make_cache(model, "full")).logits, right, atol=1e-5
     )
+
+
+USES = {
+    "scaled": lambda k, mask: k * 2.0,
+    "divided": lambda k, mask: torch.ones(1) / k,
+    "as floats": lambda k, mask: k.float(),
+    "repeated": lambda k, mask: torch.repeat_interleave(k, 2, dim=1),
+    "cut": lambda k, mask: k[:, :, -4:],
+    "sdpa": lambda k, mask: nn.functional.scaled_dot_product_attention(torch.ones(1, 1, 1, 8), k, k),
+    "the mask": lambda k, mask: mask[:, :, :, :4],
+    "the mask added": lambda k, mask: torch.zeros(1) + mask,
+    "the mask moved": lambda k, mask: mask.to(torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_layer_that_attends_by_itself_hears_that_it_is_handed_no_tensors(name):
+    class Own(LlamaAttention):
+        def forward(self, hidden_states, attention_mask=None, past_key_values=None, **_):
+            keys, _ = past_key_values.update(*[torch.zeros(1, 2, 5, 8)] * 2, self.layer_idx)
+            return USES[name](keys, attention_mask)
+
+    model = copy.deepcopy(tiny("llama"))
+    cache = kvlab.make_cache(model, "full")
+    model.model.layers[1].self_attn.__class__ = Own
+    with pytest.raises((ValueError, AttributeError), match="computes attention by itself"):
+        model(prompt(5), past_key_values=cache)
+
+
+@pytest.mark.parametrize("name", ["mine", "sdpa", "eager"])
+def test_an_attention_function_of_a_users_own_is_not_replaced(name, monkeypatch):
+    """kvlab's would take its place, whatever it computes."""
+    model = kvlab.prepare(copy.deepcopy(tiny("llama")))
+    caches = [kvlab.make_cache(model, "full") for _ in range(2)]
+    for interface, own in (
+        (AttentionInterface, lambda *given, **how: sdpa_attention_forward(*given, **how)),
+        (AttentionMaskInterface, sdpa_mask),
+    ):
+        known = dict(interface._global_mapping)
+        monkeypatch.setattr(interface, "_global_mapping", known | {name: own})
+    model.set_attn_implementation(name)
+    with pytest.raises(ValueError, match=f"a function of tests?.*, registered as '{name}'"):
+        model(prompt(5), past_key_values=caches[0])
+    monkeypatch.undo()
+    model.set_attn_implementation("sdpa")
+    for cache in caches:
+        assert model(prompt(5), past_key_values=cache).logits.isfinite().all()
 
 
 def test_a_model_whose_weights_are_packed_is_served_and_its_cache_is_not_saved(tmp_path):

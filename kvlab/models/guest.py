@@ -55,6 +55,20 @@ def attends() -> bool:
     return _pass.get() is not None and (now := _running()) is not None and now[1]
 
 
+def check(config) -> None:
+    """ValueError where a model attends through a function of a user's own: kvlab's would take its place."""
+    from transformers import AttentionInterface
+
+    name = config._attn_implementation
+    function = None if name == NAME else AttentionInterface().get(name)
+    made_by = getattr(function, "__module__", "transformers.").partition(".")[0]
+    if made_by != "transformers" and "/" not in name:  # a name with a slash is a kernel of the hub
+        raise ValueError(
+            f"the model attends through a function of {made_by}'s, registered as {name!r}, and a kvlab cache "
+            "would take its place: pass another cache, or set an attention implementation of transformers"
+        )
+
+
 def answer(config) -> None:
     """Let a configuration answer so. It stays the same object; its copies and its saved form are
     unchanged."""

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..errors import FOREIGN
+from ..foreign import FOREIGN
 from ..interface import expanding
 from . import guest
 
@@ -61,6 +61,8 @@ class _Begins(Hook):
         for value in kwargs.values() if cache is None else ():
             if hasattr(value, "cross_attention_cache") and _cache_among(vars(value).values(), {}) is not None:
                 raise ValueError("the kvlab cache is inside an EncoderDecoderCache: pass the cache itself")
+        if cache is not None:
+            guest.check(body.config)
         guest.enter(sys._getframe(1), cache is not None)
         expanding(None)  # what an earlier pass left behind when it broke off
         if cache is not None:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..devices import check_loaded
-from ..errors import FOREIGN, kind_and_line
+from ..errors import kind_and_line
+from ..foreign import FOREIGN
 from ..parameters import check_kind
 from .passes import cache_name
 
