@@ -84,19 +84,19 @@ def clause17(model, tokenizer, made: Callable) -> int | None:
 
 def answered(model, tokenizer, made: Callable) -> tuple[int, Stats | None] | None:
     """As `clause17`; with the stats of the last lease's cache, or None where it stops. If the first cache
-    lets nothing go, the other leases come in two parts, the second of which begins with the name."""
+    lets nothing go, the other leases come in three parts, the second of which begins with the name."""
     asked, said, parts = lease.asked_of_workshop(), [], 1
     try:
         for context, question, name in asked:
             ids, cache = tokenizer(context + question, return_tensors="pt").input_ids, made()
             reader = Reader(model, cache)
             before = tokenizer(context.partition(f" {name}")[0], return_tensors="pt").input_ids.shape[1]
-            for fed in ids[:, :-1].tensor_split([before][: parts - 1], dim=1):
+            for fed in ids[:, :-1].tensor_split([before, before + 40][: parts - 1], dim=1):
                 reader.feed(fed)
             token = reader.feed(ids[:, -1:]).argmax(-1, keepdim=True)
             said.append(tokenizer.decode(token[0]).strip())
             stats = cache.stats()
-            parts = 2 if stats.tokens_held == stats.tokens_seen else 1
+            parts = 3 if stats.tokens_held == stats.tokens_seen else 1
             reader.feed(token)  # the answer is read, too: a step breaks what the one before has spoilt
     except Exception as error:  # a learner's own code: whatever it raises is an answer
         print(not_yet(made, error))
@@ -112,8 +112,8 @@ def answered(model, tokenizer, made: Callable) -> tuple[int, Stats | None] | Non
     )
     if not stats.tokens_held:
         print("It holds nothing: a step sees its own tokens alone until `append` sets self.K and self.V.")
-    if right == 1 and parts == 2:
-        print("From the second lease on a lease comes in two parts: does the second see the first, in order?")
+    if right == 1 and parts > 1 and not cache.bits:
+        print("The other leases come in parts: does each part see those before it, in order?")
     return right, stats
 
 

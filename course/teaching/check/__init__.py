@@ -79,7 +79,7 @@ def question(name: str = "", answer=...) -> None:
         print(NOT_ATTEMPTED)
     elif len(choices) == 1:
         _compare(given, *QUESTIONS[name].values())
-    elif tally.CHOSEN.get(name) == "":
+    elif name in tally.FORESEEN or tally.CHOSEN.get(name) == "":
         print("its answer has been shown: a choice is not counted any more")
     elif given in choices:
         tally.CHOSEN[name] = given
@@ -169,7 +169,7 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
     REFUSED[made] = stats is None
     if stats is None:
         tally.note("clause17", False)
-        print(NOT_ATTEMPTED if found is None else "incorrect: it stops before it answers")
+        print(NOT_ATTEMPTED if found is None else "incorrect: it stops before all leases are answered")
         return
     off = [name for name, (least, most) in within.items() if not least <= getattr(stats, name) <= most]
     tally.note("clause17", answered >= right and not off)

@@ -102,11 +102,13 @@ class Exercise:
         if not bad:
             return Verdict(CORRECT, self.praise + container(answer, self.right, cases[0]))
         first, wrong = bad[0], bad[0].wrong
+        message = self._agreed(answer, known if first is draws[0] else [], first, bad[1:])
+        if message == stopped(answer, first.given, cases, wrong):
+            wrong = [number for number in wrong if isinstance(first.given[number], BaseException)]
         so_far = (
             f"test {wrong[0] + 1} of {len(cases)}: {self.grows[wrong[0]]}" if self.grows and wrong else ""
         )
-        known = known if first is draws[0] else []
-        return Verdict(INCORRECT, self._agreed(answer, known, first, bad[1:]), so_far)
+        return Verdict(INCORRECT, message, so_far)
 
     def drawn(self, seed: int | None = None) -> tuple[list[tuple], list[tuple[str, list]], list[list[tuple]]]:
         """Cases on which each mistake shows and none looks like another, what each gives on them, and the
@@ -274,9 +276,8 @@ class Choice:
         if callable(answer):
             return Verdict(INCORRECT, f'no function here: write one letter of {letters}, as in "a"')
         if not isinstance(answer, str):
-            return Verdict(
-                INCORRECT, f"{answer!r} is none of {letters}: the proposals have letters, not numbers"
-            )
+            what = f"a {type(answer).__name__} is none of {letters}"
+            return Verdict(INCORRECT, f'{what}: write one letter in quotes, as in "a"')
         letter = answer.strip().strip("().:").strip().lower()
         if letter in self.why:
             return Verdict(CORRECT if letter == self.right else INCORRECT, self.why[letter])

@@ -84,7 +84,7 @@ def test_the_check_says_what_a_caches_answers_to_clause_17_show(model, tokenizer
         (mine.Cache, "correct: your cache answers 6 of 6 leases"),
         (Nothing, "incorrect: no lease is answered"),
         (Unfinished, "not attempted"),
-        (Stops, "incorrect: it stops before it answers"),
+        (Stops, "incorrect: it stops before all leases are answered"),
         (Exchanged, "incorrect: 1 of 6 leases answered, and 6 can be: what is held of the others?"),
     ):
         check.clause17(model, tokenizer, made)
@@ -343,10 +343,10 @@ def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
     assert capsys.readouterr().out == "kept: you say 1. only the attention scores. A later cell answers.\n"
     check.reveal("2.1")
     assert capsys.readouterr().out.startswith("You chose 1.") and foreseen == {"2.1": False}
-    check.question("2.1", "3")
+    check.question("2.1", "3")  # its answer is known by now
+    assert "is not counted" in capsys.readouterr().out
     check.reveal("2.1")
-    assert "You were right: 3. everything" in capsys.readouterr().out and chosen == {"2.1": "3"}
-    assert foreseen == {"2.1": False}  # the first answer counts
+    assert capsys.readouterr().out.startswith("You chose 1.") and foreseen == {"2.1": False}
 
 
 def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
