@@ -274,7 +274,7 @@ def keep(made: Callable) -> Callable:
         print(f"{name}: the course's for now; it becomes yours when its check accepts it")
         return part(made)
     if made in check.REFUSED:
-        print(f"{name}: as it was; the new part joins it when it answers for clause 17")
+        print(f"{name}: as it was; the new part joins it when its check says that it is right")
         parts = [key for key in vars(made) if inspect.isfunction(getattr(Cache, key, None)) and key[0] != "_"]
         old = {key: getattr(made.__base__, key) for key in parts}
         return type(name, (made,), old) if check.REFUSED[made] else made

@@ -27,7 +27,7 @@ globals().update(EXERCISES)
 HELP, QUESTIONS = _key["help"], _key["questions"]
 _steps = dict.fromkeys(HELP, 0)  # the hint that comes next
 ASKS = {}  # clause17: what asks a cache; `mine` puts it here, since it imports the checks
-REFUSED = {}  # caches that did not answer for clause 17: whether they stopped with an error
+REFUSED = {}  # caches that did not answer for clause 17, or wrongly: whether the parts as they were take over
 
 
 class Unknown(AttributeError):
@@ -115,16 +115,19 @@ def reveal(name: str) -> None:
     print(f"{said}: {choices[right]}. {reason[:1].upper()}{reason[1:]}")
 
 
-def measured(yours, value: float | str | Tensor, tolerance: float = 0.01) -> None:
+def measured(yours, value: float | str | Tensor, tolerance: float = 0.01, of: type | None = None) -> None:
     """Compare a number with what a cell has measured or computed: correct, by how much too large or small, or
     not attempted. value: that number, or the name of one that the key has. An int below 1,000 is exact. Of a
-    tensor every number counts."""
+    tensor every number counts. of: the class that gave it; `mine.keep` takes that only where it is right."""
+    if of is not None:
+        REFUSED[of] = True
     value = NUMBERS[value] if isinstance(value, str) else value
     if yours is ... or yours is None:
         print(NOT_ATTEMPTED)
         return
     if isinstance(value, Tensor):
-        _all_of(plain(yours), value)
+        if _all_of(plain(yours), value):
+            REFUSED.pop(of, None)
         return
     near = 0 if isinstance(value, int) and abs(value) < 1000 else tolerance * abs(value)
     yours = yours.item() if getattr(yours, "ndim", None) == 0 else yours  # of torch or numpy
@@ -136,13 +139,14 @@ def measured(yours, value: float | str | Tensor, tolerance: float = 0.01) -> Non
         print(f"incorrect: your {_number(yours)} {_off(yours, value)}")
 
 
-def _all_of(yours, value: Tensor) -> None:
+def _all_of(yours, value: Tensor) -> bool:
     if not isinstance(yours, Tensor) or yours.shape != value.shape:
         print(f"incorrect: {value.numel()} numbers of shape {list(value.shape)} are expected")
-    elif same(yours, value):
-        print(f"correct: you say {value.numel()} numbers, and all of them are right")
-    else:
-        print(f"incorrect: {first_wrong(yours, value)}")
+        return False
+    right = same(yours, value)
+    said = f"correct: you say {value.numel()} numbers, and all of them are right"
+    print(said if right else f"incorrect: {first_wrong(yours, value)}")
+    return right
 
 
 def _off(yours: float, value: float) -> str:
