@@ -30,6 +30,11 @@ class Bound(Cache):
             "kvlab's caches do not serve a model whose prefix has keys and values of its own"
         )
 
+    def offload(self, *_, **__) -> None:
+        raise ValueError("the method decides where tokens are: kvlab.make_cache(model, 'offload')")
+
+    prefetch = offload
+
     def check_whole(self) -> None:
         """RuntimeError for a cache that is broken."""
         if self.broken:

@@ -113,22 +113,25 @@ class KVCache(Bound):
             check_loaded(self.model)
         self.thread.enter()
         if self._began is None or at <= self._reached:
-            self.check_whole()
+            again = self.attending[0].rereading is not None
+            if not again:
+                self.check_whole()
             if self.switch.tokens is not None:
                 self.switch.check(self, *given_to(body, args, kwargs))
-            if self.attending[0].rereading is None:
+            if not again:
                 if self.stepped:
                     end(self)  # a caller that says where a prompt ends has ended a bare one
                 elif self.open or not self.prefilling:
                     begin(self, body, args, kwargs)
             if self.rereads:
                 check_fed(self, body, args, kwargs)
-            self._began, self._called, self.fed = self.get_seq_length(), at, True
+            self._began = -1 if again else self.get_seq_length()
+            self._called, self.fed = at, True
         self._reached = at
 
     def end_pass(self, body, args=(), kwargs=None) -> None:
         """The pass has ended."""
-        if self._bodies[id(body)] == self._called:
+        if self._bodies[id(body)] == self._called and self.attending[0].rereading is None:
             seen = [layer.seen for layer in self.attending] if self._began == 0 else ()
             if len(set(seen)) > 1:  # left like a pass that broke off
                 raise ValueError(taken_out(seen))
@@ -139,8 +142,7 @@ class KVCache(Bound):
                     self.fed_pieces.append(fed)
                 if not self.attending[0].waits:
                     self._passed(*fed)
-            if self.attending[0].rereading is None:
-                self.leave()
+            self.leave()
 
     def __bool__(self) -> bool:
         """Phi-3's `generate` tests this for a cache that it drops at the switch, to continue without it."""
@@ -161,9 +163,9 @@ class KVCache(Bound):
 
     def _end_prompt(self) -> None:
         """The prompt has ended: do what was held back."""
-        if self.rereads and self.attending[0].lengths:
-            reread(self)
         with self._changing():
+            if self.rereads and self.attending[0].lengths:
+                reread(self)
             for layer in self.attending:
                 layer.end_prefill()
 

@@ -69,6 +69,7 @@ class LatentLayer(Layer):
 
     def attend_expanded(self, given: Recorded) -> Tensor:
         """As `attend`, with K and V of all tokens that `update` returned."""
+        self.check_mask(given.visibility)
         latents, self._pending = self._pending, None
         observes, self._expanded = self.observes and not self.votes_later, given.keys
         if self.waits:

@@ -55,6 +55,7 @@ class Layer(Held):
 
     def _check(self, query: Tensor, visibility: Visibility) -> None:
         """ValueError for numbers of two dtypes, and for a mask that kvlab does not know."""
+        self.check_mask(visibility)
         if len(kinds := {x.dtype for x in (query, *self._pending)}) > 1:
             kinds = ", ".join(sorted(map(str, kinds)))
             raise ValueError(
@@ -65,6 +66,8 @@ class Layer(Held):
                 f"layer {self.index}: K is {query.dtype}, but the cache was filled in {self.dtype}: "
                 "make a new one"
             )
+
+    def check_mask(self, visibility: Visibility) -> None:
         if not visibility.known:
             raise ValueError(
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "

@@ -61,20 +61,19 @@ class Slots:
         self.seen += 1
 
     def _append_positions(self, batch: int, real: Tensor | None, tokens: int) -> None:
-        if self.moved is None:  # until now, slot j held token j
-            self.moved = torch.arange(self.count, device=self.device, dtype=torch.int32)
-            self.moved = self.moved.expand(batch, 1, -1)
+        moved = self.moved
+        if moved is None:  # until now, slot j held token j
+            moved = torch.arange(self.count, device=self.device, dtype=torch.int32).expand(batch, 1, -1)
         if not self.newest:
             start = torch.tensor(self.lengths, dtype=torch.int32, device=self.device)[:, None]
         else:  # equivalent, but a copy of `lengths` to a GPU would wait
-            start = self.moved[:, 0].amax(-1, keepdim=True) + 1 if self.moved.shape[2] else 0
-        self.newest = True
+            start = moved[:, 0].amax(-1, keepdim=True) + 1 if moved.shape[2] else 0
         if real is None:
             new = start + torch.arange(tokens, device=self.device, dtype=torch.int32).expand(batch, -1)
         else:
             new = (start + real.cumsum(-1, dtype=torch.int32) - 1).masked_fill(~real, -1)
-        new = new.unsqueeze(1).expand(-1, self.moved.shape[1], -1)
-        self.moved = torch.cat([self.moved, new], dim=2)
+        new = new.unsqueeze(1).expand(-1, moved.shape[1], -1)
+        self.moved, self.newest = torch.cat([moved, new], dim=2), True
 
     def keep(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
         """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row, with or without

@@ -78,7 +78,7 @@ def _check_last(mask, tokens: int) -> None:
     padding: such a query sees nothing that is defined."""
     if isinstance(mask, Tensor) and mask.dim() == 2:
         new = mask[:, -tokens:].bool()
-        if bool((new.any(-1) & ~new[:, -1]).any()):
+        if new.shape[1] and bool((new.any(-1) & ~new[:, -1]).any()):
             raise ValueError(
                 "attention_mask: a row ends with padding, where the next token is asked for; expected "
                 "padding on the left"
@@ -102,10 +102,10 @@ def end(cache) -> None:
             elif layer.prefilling:
                 layer.prefilling, layer.keep.shares = False, None
                 layer.end_prefill()
-    if waited and cache.rereads:
-        for fed in cache.fed_pieces:
-            note(cache, *fed)
-        cache._end_prompt()
+        if waited and cache.rereads:
+            for fed in cache.fed_pieces:
+                note(cache, *fed)
+            cache._end_prompt()
     cache.fed_pieces = []
 
 

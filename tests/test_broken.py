@@ -2,11 +2,13 @@
 
 import copy
 import random
+from contextlib import suppress
 
 import pytest
 import torch
 from families.models import FAMILIES, LATENT, build, family
-from tiny import EACH, interrupt, prompt, tiny
+from tiny import EACH, interrupt, left_padded, prompt, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvlab
 
@@ -109,6 +111,34 @@ def test_generate_after_an_interrupt_is_right_or_refused(name):
         else:
             assert torch.equal(found, expected), place
     assert refused
+
+
+class At(TorchDispatchMode):
+    """An interrupt at the k-th operation of torch."""
+
+    def __init__(self, k: int):
+        super().__init__()
+        self.left = k
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stats_answer_wherever_a_prompt_broke_off(seed):
+    model, (ids, mask) = tiny("llama"), left_padded([prompt(12), prompt(7, seed=seed)])
+    spec = ("full", "h2o:budget=4", "kvzip:budget=0.5", "int4")[seed]
+    whole = At(0)
+    with whole:
+        kvlab.Stepper(model, kvlab.make_cache(model, spec)).feed(ids, mask)
+    for at in random.Random(seed).sample(range(1, -whole.left), 60):
+        cache = kvlab.make_cache(model, spec)
+        with suppress(KeyboardInterrupt), At(at):
+            kvlab.Stepper(model, cache).feed(ids, mask)
+        assert cache.stats().tokens_seen in (0, 12)
 
 
 @pytest.mark.parametrize("moment", ["fork", "crop", "end of the prompt"])

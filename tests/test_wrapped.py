@@ -1,6 +1,7 @@
 """Models inside a wrapper, or with layers taken out, and what people know of transformers' caches."""
 
 import copy
+import functools
 import gc
 import random
 from functools import partial
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import kvlab
@@ -125,6 +127,26 @@ def test_a_layer_that_attends_by_itself_hears_that_it_is_handed_no_tensors(name)
         model(prompt(5), past_key_values=cache)
 
 
+def test_an_eager_function_that_is_exchanged_is_not_replaced(monkeypatch):
+    model = kvlab.prepare(copy.deepcopy(tiny("llama")))
+    model.set_attn_implementation("eager")
+    wrapped = functools.wraps(sdpa_attention_forward)(
+        lambda *given, **how: sdpa_attention_forward(*given, **how)
+    )
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", wrapped)
+    with pytest.raises(ValueError, match=r"a function of .*test_wrapped, registered as 'eager'"):
+        model(prompt(5), past_key_values=kvlab.make_cache(model, "full"))
+
+
+def test_a_layer_is_not_moved_by_hand():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "full")
+    model(prompt(5), past_key_values=cache)
+    for move in (cache.offload, cache.prefetch):
+        with pytest.raises(ValueError, match="the method decides where tokens are"):
+            move(0)
+
+
 @pytest.mark.parametrize("name", ["mine", "sdpa", "eager"])
 def test_an_attention_function_of_a_users_own_is_not_replaced(name, monkeypatch):
     """kvlab's would take its place, whatever it computes."""
@@ -137,7 +159,7 @@ def test_an_attention_function_of_a_users_own_is_not_replaced(name, monkeypatch)
         known = dict(interface._global_mapping)
         monkeypatch.setattr(interface, "_global_mapping", known | {name: own})
     model.set_attn_implementation(name)
-    with pytest.raises(ValueError, match=f"a function of tests?.*, registered as '{name}'"):
+    with pytest.raises(ValueError, match=f"a function of .*test_wrapped, registered as '{name}'"):
         model(prompt(5), past_key_values=caches[0])
     monkeypatch.undo()
     model.set_attn_implementation("sdpa")

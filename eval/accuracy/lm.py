@@ -248,10 +248,13 @@ class KVLabLM(Texts):
         """As lm-eval's, without its bar where `on_progress` is told instead."""
         if any(request.args == ("", "") for request in requests):
             raise ValueError("loglikelihood: a request has no text at all, neither context nor continuation")
-        self._ends, self._requests = self._cut(requests), requests
-        answers = super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
+        begins = lambda context, said: context or self.tok_encode(said, add_special_tokens=False)
+        asked = [request for request in requests if begins(*request.args)]
+        self._spanned += [request.args for request in requests if not begins(*request.args)]
+        self._ends, self._requests = self._cut(asked), asked
+        answers = iter(super().loglikelihood(asked, disable_tqdm or self.on_progress is not None))
         self._warn()
-        return answers
+        return [next(answers) if begins(*request.args) else (-math.inf, False) for request in requests]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of

@@ -55,17 +55,21 @@ def attends() -> bool:
     return _pass.get() is not None and (now := _running()) is not None and now[1]
 
 
-def check(config) -> None:
+def check(body) -> None:
     """ValueError where a model attends through a function of a user's own: kvlab's would take its place."""
     from transformers import AttentionInterface
 
-    name = config._attn_implementation
-    function = None if name == NAME else AttentionInterface().get(name)
-    made_by = getattr(function, "__module__", "transformers.").partition(".")[0]
-    if made_by != "transformers" and "/" not in name:  # a name with a slash is a kernel of the hub
+    name = body.config._attn_implementation
+    if name == NAME or "/" in (name or ""):  # a pass inside one of this model, or a kernel of the hub
+        return
+    module = sys.modules[type(body).__module__]
+    function = AttentionInterface().get(name) or getattr(module, "eager_attention_forward", None)
+    written_in = getattr(function, "__globals__", vars(module))["__name__"]  # whatever it calls itself
+    if written_in != module.__name__ and not written_in.startswith("transformers."):
         raise ValueError(
-            f"the model attends through a function of {made_by}'s, registered as {name!r}, and a kvlab cache "
-            "would take its place: pass another cache, or set an attention implementation of transformers"
+            f"the model attends through a function of {written_in}, registered as {name!r}, and a kvlab "
+            "cache would take its place: pass another cache, or set an attention implementation of "
+            "transformers"
         )
 
 

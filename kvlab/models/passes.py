@@ -62,7 +62,7 @@ class _Begins(Hook):
             if hasattr(value, "cross_attention_cache") and _cache_among(vars(value).values(), {}) is not None:
                 raise ValueError("the kvlab cache is inside an EncoderDecoderCache: pass the cache itself")
         if cache is not None:
-            guest.check(body.config)
+            guest.check(body)
         guest.enter(sys._getframe(1), cache is not None)
         expanding(None)  # what an earlier pass left behind when it broke off
         if cache is not None:

@@ -1,5 +1,6 @@
 """KVzip: what is read again, what comes of it, and that nothing else does."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -125,6 +126,27 @@ def test_what_breaks_off_amid_the_second_reading_is_noticed():
     for one in (cache, again, fresh):
         kvlab.Stepper(model, one).feed(prompt(30))
     assert held_by_head(cache, 0) == held_by_head(again, 0) == held_by_head(fresh, 0)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_prompt_in_pieces_whose_second_reading_breaks_off_is_broken(at, tmp_path):
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "kvzip:budget=0.5")
+    for piece in prompt(30).split(17, dim=1):
+        model(piece, past_key_values=cache)
+    calls = count()
+
+    def interrupt(*_):
+        if next(calls) == at:
+            raise KeyboardInterrupt
+
+    with model.model.layers[2].register_forward_pre_hook(interrupt), suppress(KeyboardInterrupt):
+        cache.stats()
+    if next(calls) <= at:  # fewer passes
+        return
+    for use in (lambda: cache.save(tmp_path / "c"), lambda: model(prompt(1), past_key_values=cache)):
+        with pytest.raises(RuntimeError, match="broke off"):
+            use()
 
 
 def test_what_cannot_be_read_again():
