@@ -122,6 +122,8 @@ def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> li
     ends, device = stepper.model.generation_config.eos_token_id, entry_of(stepper.model)
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
     width = max(map(len, rows))
+    if width == 2 and any(layer.place.chooses for layer in getattr(stepper.cache, "attending", ())):
+        width = 3  # a token that is fed alone would be a step, and in a batch it is none
     ids = torch.tensor([[row[0]] * (width - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
     if width > 1:
@@ -179,6 +181,9 @@ def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[
             found.append((start, ids[len(start) :]))
         else:  # a token reaches across the end of the context
             found.append((start, ids_of(text[len(head) :], special=False)))
+    for what, ids in (("the context", start), *(("a question", tail) for _, tail in found)):
+        if not ids:
+            raise ValueError(f"{what} is empty: the tokenizer makes no token of it")
     return found
 
 

@@ -12,7 +12,7 @@ from .attention import Recorded
 from .interface import expanding, latest_visibility
 from .layer import Layer
 from .models import ModelShape
-from .turns import join, keep_raw, of_piece
+from .turns import check_piece, join, keep_raw, of_piece
 from .visibility import Visibility
 
 
@@ -45,9 +45,11 @@ class LatentLayer(Layer):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
         returns those that the pass attends to: the exact prompt, later all tokens held."""
+        self.note_dtype(self.model.dtype)
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
         if self.waits and self.raw is not None:
+            check_piece(self, key_states)
             pairs = zip((self.raw.keys, self.raw.values), latents, strict=True)
             key_states, value_states = (torch.cat(pair, 2) for pair in pairs)
         elif self.seen > 0:
@@ -91,7 +93,8 @@ class LatentLayer(Layer):
     def fill_pieces(self, given: Recorded) -> None:
         received = None
         if self.observes:
-            received = replace(given, keys=self._expanded, values=self._expanded).received(self.last_queries)
+            keys = self._expanded.to(given.query.dtype)  # autocast may have come between two pieces
+            received = replace(given, keys=keys, values=keys).received(self.last_queries)
         self.fill(given, _mean(received))
 
     def note_queries(self) -> None:

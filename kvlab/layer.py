@@ -49,7 +49,6 @@ class Layer(Held):
                 self.dtype = None
                 return out
         self._check(query, visibility)
-        self.dtype = query.dtype
         given, self._pending = Recorded(query, *self._pending, visibility, scaling, softcap, sinks), None
         return self._attend(given)
 
@@ -61,11 +60,15 @@ class Layer(Held):
             raise ValueError(
                 f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
             )
-        if self.seen and self.dtype not in (None, query.dtype):
+        self.note_dtype(query.dtype)
+
+    def note_dtype(self, dtype: torch.dtype) -> None:
+        """ValueError for another dtype than that of the passes before."""
+        if self.seen and self.dtype not in (None, dtype):
             raise ValueError(
-                f"layer {self.index}: K is {query.dtype}, but the cache was filled in {self.dtype}: "
-                "make a new one"
+                f"layer {self.index}: K is {dtype}, but the cache was filled in {self.dtype}: make a new one"
             )
+        self.dtype = dtype
 
     def check_mask(self, visibility: Visibility) -> None:
         if not visibility.known:

@@ -7,6 +7,11 @@ import pytest
 import torch
 from cut_examples import chatting
 from tiny import tiny
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 import kvlab
 from kvlab import cli
@@ -78,6 +83,27 @@ def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protoc
     finally:
         model.generation_config.eos_token_id = before
     assert [one.tokens for one in found] == [one.tokens for one in alone] != [one.tokens for one in first]
+
+
+@pytest.mark.parametrize("method", ["topk:budget=3", "quest:budget=4,page=1,full_layers=0", "int4"])
+def test_a_question_of_two_tokens_is_read_alike_alone_and_beside_another(loaded, method):
+    """Alone its first token would be a step, which chooses what it fetches."""
+    context = "The brown dog Otis slept by the river. The red cat Mia ran to the barn. " * 6
+    for asked in ("the", "Mia", "a", "The"):
+        how = {"method": method, "max_new_tokens": 6}
+        (alone,) = kvlab.ask(*loaded, context, [asked], **how)
+        beside = kvlab.ask(*loaded, context, [asked, "Question: the red cat"], **how, batch_size=2)[0]
+        assert alone.tokens == beside.tokens, asked
+
+
+@pytest.mark.parametrize(
+    "context, asked, what", [("\u200b", "a", "the context"), ("a b", "\u200b", "a question")]
+)
+def test_a_text_without_tokens_is_one_line(context, asked, what):
+    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    words.normalizer, words.pre_tokenizer = BertNormalizer(), Whitespace()
+    with pytest.raises(ValueError, match=f"{what} is empty: the tokenizer makes no token of it"):
+        kvlab.ask(tiny("llama"), PreTrainedTokenizerFast(tokenizer_object=words), context, asked)
 
 
 @pytest.mark.parametrize("context", [CONTEXT, f"  {CONTEXT} \n", f"{CONTEXT}\n\n", f"\ufffc {CONTEXT}"])

@@ -311,6 +311,26 @@ def test_a_cache_is_of_one_dtype(spec):
         stepper.feed(prompt(draw.choice((1, 3)), 2))
 
 
+@pytest.mark.parametrize("name", ["Llama", "DeepSeek-V3"])
+@pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=5", "kivi2:group=4,recent=4"])
+@pytest.mark.parametrize("by_autocast", [True, False], ids=["autocast", "the model"])
+def test_a_dtype_that_changes_between_pieces_is_right_or_one_line(name, spec, by_autocast):
+    wide, narrow = torch.float32, torch.bfloat16
+    for first, later in ((wide, narrow), (narrow, wide)):
+        model = kvlab.prepare(copy.deepcopy(family(name)))
+        model.set_experts_implementation("eager")  # transformers' own knows one dtype
+        cache = kvlab.make_cache(model, spec)
+        try:
+            for dtype, fed in ((first, prompt(20, 2)), (later, prompt(9, 2, seed=1)), (later, prompt(1, 2))):
+                model.to(wide if by_autocast else dtype)
+                with torch.autocast("cpu", narrow, enabled=by_autocast and dtype == narrow):
+                    assert model(fed, past_key_values=cache).logits.isfinite().all()
+        except ValueError as error:
+            assert "pieces of one prompt in torch." in str(error) or "was filled in torch." in str(error)
+        else:
+            assert by_autocast
+
+
 @pytest.mark.parametrize("spec", EACH)
 def test_torchs_default_dtype_changes_nothing(spec):
     model, ids = tiny("llama"), prompt(30)

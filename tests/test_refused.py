@@ -136,6 +136,10 @@ def test_formats_of_widths_that_they_do_not_fill():
             "input_ids is a NoneType: expected a tensor",
         ),
         (
+            lambda model, cache: model(torch.arange(3, 9), past_key_values=cache),
+            r"input_ids of shape \(6,\): expected \[batch, tokens\]",
+        ),
+        (
             lambda model, cache: model(torch.ones(1, 4).long(), past_key_values=cache, position_ids=True),
             "position_ids is a bool: expected a tensor",
         ),
