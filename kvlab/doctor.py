@@ -230,7 +230,7 @@ def tried(config) -> dict[str, str]:
     from kvlab.methods import METHODS
     from kvlab.models import prepare, refusal, refused_layers
     from kvlab.models.shrunk import twin_of
-    from kvlab.twin import differs
+    from kvlab.random_model import differs
 
     if why := refused_layers(config):
         raise ValueError(why)

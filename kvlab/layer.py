@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import faster
 from .attention import Recorded, observed
-from .held import Held
+from .contents import Contents
 from .merging import merge
 from .models import renumbered, rotation_of
 from .policy import View
@@ -23,7 +23,7 @@ from .visibility import Visibility
 SPARE = 16  # slots behind a window that are dropped together, if nothing is chosen or fetched
 
 
-class Layer(Held):
+class Layer(Contents):
     """One layer of a KVCache: append -> read -> attend -> observe -> evict.
 
     `keep`, `store` and `place` are states; the parameters of each are its `policy`. The place stands between

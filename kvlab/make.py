@@ -12,9 +12,9 @@ from .models import loading
 from .models.shape import check_model
 from .parameters import check_one_of
 from .policy import Policy
+from .random_model import serve
 from .saved import fill, opened
 from .spec import Spec, parse
-from .twin import serve
 
 ENGINES = ("eager", "compiled", "graph")
 WEIGHTS = ("fp32", "bf16", "int8")  # of the compiled engine

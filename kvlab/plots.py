@@ -207,7 +207,7 @@ def above(axes: Axes, handles, title: str = "") -> None:
             break
 
 
-def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+def spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
     """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))

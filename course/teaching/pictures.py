@@ -37,7 +37,6 @@ from kvlab.plots import (
     VERMILLION,
     YELLOW,
     above,
-    apart,
     canvas,
     style,
 )  # fmt: skip
@@ -206,7 +205,7 @@ def _name_at_the_end(axes: Axes) -> None:
     inside = axes.transData - axes.transAxes
     ends = [float(inside.transform(curve.get_xydata()[-1])[1]) for curve in axes.lines]
     gap = 1.3 * LETTERS / 72 / (0.72 * axes.figure.get_figheight())  # of the height of the axes
-    for curve, end, place in zip(axes.lines, ends, apart(ends, gap, 0.0, 1.0), strict=True):
+    for curve, end, place in zip(axes.lines, ends, spread(ends, gap, 0.0, 1.0), strict=True):
         colour = curve.get_color()
         line = {"arrowstyle": "-", "lw": 2, "color": colour, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
         axes.annotate(

@@ -38,7 +38,7 @@ def table_of(task: str) -> str:
     return "speed" if task.startswith(SPEED) else "accuracy"
 
 
-def apart(cell: dict, config: dict) -> dict:
+def own_settings(cell: dict, config: dict) -> dict:
     """The settings that give a cell a table of its own beside that of `config`: {key: its value}."""
     free = SIDES + DIGESTS
     return {
@@ -68,7 +68,7 @@ def comparable(
             if config.get("model") != first[0]["config"].get("model"):
                 continue
             shared = settings.setdefault(("table", table), config)
-            free = (*DIGESTS[2:], *SIDES, *apart(cell, shared), *(["code"] if any_code else []))
+            free = (*DIGESTS[2:], *SIDES, *own_settings(cell, shared), *(["code"] if any_code else []))
             if not differences(config, shared, free):
                 settings.setdefault(("task", cell["task"]), config.get("task"))
                 settings.setdefault(("method", cell["method"]), config.get("method"))
@@ -81,7 +81,7 @@ def comparable(
             task = settings.get(("task", cell["task"]), config.get("task"))
             method = settings.get(("method", cell["method"]), config.get("method"))
             reasons = differences(config, reference | {"task": task, "method": method})
-            own = apart(cell, reference)
+            own = own_settings(cell, reference)
             if not reasons.keys() - own.keys() - {*SIDES, *(["code"] if any_code else [])}:
                 one = cell | {"apart": own} | ({"other_code": True} if "code" in reasons else {})
                 place = (model, cell["method"], cell["task"], *map(config.get, SIDES), str(own))

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from kvlab.plots import GRID, INK, SETTINGS, STYLE, apart, number, style
+from kvlab.plots import GRID, INK, SETTINGS, STYLE, number, spread, style
 from kvlab.spec import name_of
 
 from ..core.files import write_file
@@ -61,7 +61,7 @@ def shaded(colour: str, by: float) -> str:
 def label_right(axes, points: list[tuple[float, float, str]]) -> None:
     """Names in a column right of the axes, each joined to its point (x, y, name)."""
     points, look = within(axes, points), looks(name for *_, name in points)
-    heights = apart([y for _, y, _ in points], 0.057, 0.0, 1.0)
+    heights = spread([y for _, y, _ in points], 0.057, 0.0, 1.0)
     for (x, y, name), height in zip(points, heights, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0.5), "shrinkB": 4}
         _label(axes, name, (x, y), (1.05, height), arrow, va="center")
@@ -70,7 +70,7 @@ def label_right(axes, points: list[tuple[float, float, str]]) -> None:
 def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072) -> None:
     """Names in a slanted row above the axes, each joined to its point (x, y, name)."""
     points, look = within(axes, points), looks(name for *_, name in points)
-    places = apart([x for x, _, _ in points], gap, 0.02, 0.98)
+    places = spread([x for x, _, _ in points], gap, 0.02, 0.98)
     for (x, y, name), place in zip(points, places, strict=True):
         arrow = {"color": look[name]["color"], "relpos": (0, 0), "shrinkB": 5}
         _label(axes, name, (x, y), (place, 1.03), arrow, rotation=50, ha="left", va="bottom")
@@ -79,7 +79,7 @@ def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072
 def label_beside(axes, points: list[tuple[float, float, str]]) -> None:
     """Names right of their points (x, y, name), at the right edge left of them, each joined to its point."""
     points, look = within(axes, points), looks(name for *_, name in points)
-    heights = apart([y for _, y, _ in points], 0.065, 0.03, 1.0)
+    heights = spread([y for _, y, _ in points], 0.065, 0.03, 1.0)
     for (x, y, name), height in zip(points, heights, strict=True):
         left = x > 0.7
         arrow = {"color": look[name]["color"], "relpos": (left, 0.5), "shrinkB": 5}

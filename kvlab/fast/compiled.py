@@ -187,10 +187,10 @@ class Body:
 
     def _code(self) -> None:
         try:
-            from . import block, team, whole
+            from . import all_layers, block, team
         except ImportError as error:
             raise Unsuited(str(error)) from None
-        self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
+        self.code, self.together, self.kind_of_whole = block, team.together, all_layers.AllLayers
 
     def takes(self, input_ids, cache, **others) -> bool:
         """Whether it serves such a step: of so many rows, in layers that see all that they hold."""

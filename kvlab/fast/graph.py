@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ..attention import attending
-from ..held import StandIn
+from ..contents import StandIn
 from ..late import Late
 from ..layer import Layer
 from ..models import cache_name

@@ -51,10 +51,10 @@ def cost(reading: Reading, method, rest: Tensor, right: list[Tensor]) -> Cost:
     found = noise(reading, stepper.cache)
     said = [stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1) for at in range(rest.shape[1])]
     seconds = time.perf_counter() - began
-    return Cost(**apart(said, right), noise=max(found) if found else None, seconds=seconds)
+    return Cost(**divergence(said, right), noise=max(found) if found else None, seconds=seconds)
 
 
-def apart(said: list[Tensor], right: list[Tensor]) -> dict[str, float]:
+def divergence(said: list[Tensor], right: list[Tensor]) -> dict[str, float]:
     """How far log-probabilities `[rows, vocabulary]` after each token are from the right ones: `nats`, `low`,
     `high` and `agrees` of a `Cost`."""
     pairs = list(zip(said, right, strict=True))

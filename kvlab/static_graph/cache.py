@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bound import Bound
-from ..held import StandIn
+from ..contents import StandIn
 from ..stats import Stats
 
 

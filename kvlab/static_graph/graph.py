@@ -17,7 +17,7 @@ from torch.onnx.ops import symbolic
 from transformers.cache_utils import Cache
 
 from ..attention import attending
-from ..held import StandIn
+from ..contents import StandIn
 from ..models import ModelShape, cache_name
 from .quantized import QMAX, half
 

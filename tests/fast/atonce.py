@@ -3,7 +3,7 @@
 import torch
 from tiny import tiny
 
-from kvlab.fast import whole
+from kvlab.fast import all_layers
 
 SHAPES = {  # heads, KV heads, width of a head; multiples of 32 alone have a kernel
     "alone": (2, 2, 64), "grouped": (4, 2, 32), "of three": (3, 1, 96), "of eight": (8, 1, 32),
@@ -21,7 +21,7 @@ def both(fast, say, monkeypatch):
     """What is said with steps in one call, and with none."""
     found = say(fast)
     with monkeypatch.context() as patch:
-        patch.setattr(whole.Whole, "step", lambda *_: False)
+        patch.setattr(all_layers.AllLayers, "step", lambda *_: False)
         return found, say(fast)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fast.atonce import of
 
-from kvlab.fast import whole
+from kvlab.fast import all_layers
 from kvlab.fast.compiled import compiled
 
 
@@ -37,14 +37,14 @@ def steps(monkeypatch):
 @pytest.fixture()
 def went(monkeypatch):
     """A list of the steps that were tried in one call: True for those that went so."""
-    made, step = [], whole.Whole.step
+    made, step = [], all_layers.AllLayers.step
 
     def counted(self, *given):
         out = step(self, *given)
         made.append(out)
         return out
 
-    monkeypatch.setattr(whole.Whole, "step", counted)
+    monkeypatch.setattr(all_layers.AllLayers, "step", counted)
     return made
 
 

@@ -1,5 +1,5 @@
-"""Whole: a step through all layers in one call, if every cache layer only adds a token and drops one of every
-head."""
+"""All layers: a step through all layers in one call, if every cache layer only adds a token and drops one of
+every head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..arithmetic import count_kernel
 from . import block
 from .attend import NONE, layout
 from .cpu import SPLIT, at_once, compiled, merge
-from .going import Going
+from .eviction import Eviction
 from .layers import (
     HELD,
     KINDS_OF_MERGE,
@@ -27,7 +27,7 @@ from .step import made, way
 from .team import together
 
 
-class Whole:
+class AllLayers:
     """A body's weights as arguments of `layers.py`, and the caches that it has served.
 
     into, out_of: every layer's arrays, as `block.into` and `block.out_of` take them; last: the last norm and
@@ -56,7 +56,7 @@ class Whole:
         ways = {way(layer) for layer in cache.layers} if self.alike else {None}
         if len(ways) > 1 or None in ways:
             return False
-        told, rows = self._told(cache), len(x)
+        told, rows = self._arguments(cache), len(x)
         if told.code is None or told.rows != rows:
             return False
         counts = [layer.store.filled + 1 for layer in cache.layers]
@@ -68,7 +68,7 @@ class Whole:
         q, k, v = (np.empty((rows, count, 1, width), np.float32) for count in numbers)
         parts = np.empty((rows * self.kv_heads * -(-most // SPLIT), share, width + 2), np.float32)
         out = np.empty((rows * self.kv_heads, share, width), np.float32)
-        goes = Going(cache.layers, ways.pop(), self.heads)
+        goes = Eviction(cache.layers, ways.pop(), self.heads)
         refused = together(
             read, layers, told.code, x, self.weights, held, self.like, *told.kinds, self.scalings, self.eps,
             self.inner, cos, sin, q, k, v, *self.last, said, room, NONE[q.dtype], SPLIT, parts, out,
@@ -81,23 +81,23 @@ class Whole:
         count_kernel(4 * q.size * sum(counts))
         return True
 
-    def _told(self, cache) -> Told:
+    def _arguments(self, cache) -> Arguments:
         """The arguments for this cache: the same while its buffers are."""
         told = self.caches.get(cache)
         if told is None or not told.still(cache.layers):
-            told = self.caches[cache] = Told(self, cache.layers)
+            told = self.caches[cache] = Arguments(self, cache.layers)
         return told
 
 
-class Told:
+class Arguments:
     """The arguments for a cache. code: None if its layers differ, or use kernels other than those of
     `cpu.py`. It keeps no buffer alive."""
 
-    def __init__(self, whole: Whole, held):
+    def __init__(self, of: AllLayers, held):
         fused = list(map(made, held))
         self.fused, self.code = list(map(weakref.ref, fused)), None
         known = {
-            (layout(layer.store, whole.head_dim), one.asked, one.dtype, one.turns)
+            (layout(layer.store, of.head_dim), one.asked, one.dtype, one.turns)
             for layer, one in zip(held, fused, strict=True)
         }
         (of_kernel, asked, dtype, turns), *others = known
@@ -108,9 +108,9 @@ class Told:
         self.held[:, :4] = [[part.ctypes.data for part in parts] for parts in arrays]
         self.held[:, 4] = [parts[0].shape[2] for parts in arrays]
         self.kinds = [np.empty((0, *part.shape[1:]), part.dtype) for part in arrays[0][:2]]
-        kernel = compiled(*of_kernel, at_once(whole.heads // whole.kv_heads))
+        kernel = compiled(*of_kernel, at_once(of.heads // of.kv_heads))
         attend = address(kernel, kinds_of_kernel(*self.kinds))
-        self.code = np.array([whole.into, attend, whole.merge, whole.out_of, whole.logits])
+        self.code = np.array([of.into, attend, of.merge, of.out_of, of.logits])
 
     def still(self, held) -> bool:
         """Whether it is of the buffers of these layers."""

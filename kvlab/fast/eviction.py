@@ -1,4 +1,4 @@
-"""Going: which tokens leave in a step through all layers in one call, and how the layers record it."""
+"""Eviction: which tokens leave in a step through all layers in one call, and how the layers record it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .layers import TABLES
 from .step import PER_EMPTY
 
 
-class Going:
+class Eviction:
     """The tokens that leave in a step, in all of these layers in the same way: `told` has the arguments for
     `layers.py`.
 

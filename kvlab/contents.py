@@ -1,4 +1,4 @@
-"""Held: the contents of one layer of a cache, and its interface to transformers."""
+"""Contents: what one layer of a cache holds, and its interface to transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _of(part: str, name: str, what: str) -> property:
     return property(lambda layer: getattr(getattr(layer, part), name), doc=what)
 
 
-class Held(NoTensor, CacheLayerMixin):
+class Contents(NoTensor, CacheLayerMixin):
     """The tokens of one layer: the states of a keep, a store and a place, and the table of its slots.
 
     index: of the layer in the model. order: its index among those that attend. local: its sliding window or
@@ -74,7 +74,7 @@ class Held(NoTensor, CacheLayerMixin):
         self.raw, self.waits = None, False  # inputs of the pieces, and whether they still have to be written
         self.is_initialized = self._busy = False
 
-    def __deepcopy__(self, memo) -> Held:
+    def __deepcopy__(self, memo) -> Contents:
         """A separate layer with the same tokens, not recorded, outside any pass or `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
         own = {"timeline": None, "on_read": None, "prefilling": False, "rereading": None, "_pending": None}
@@ -199,7 +199,7 @@ class Held(NoTensor, CacheLayerMixin):
         return self._model()
 
     @property
-    def next_layer(self) -> Held:
+    def next_layer(self) -> Contents:
         """The layer that attends next; after the last one the first, for the next step."""
         layers = self.cache().attending
         return layers[(self.order + 1) % len(layers)]

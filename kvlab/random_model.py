@@ -1,4 +1,4 @@
-"""Twin: a tiny random model of a configuration's class, on which a cache is compared with the model's own."""
+"""Random model: a tiny one of a configuration's class, on which a cache is compared with the model's own."""
 
 from __future__ import annotations
 

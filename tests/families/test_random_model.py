@@ -7,7 +7,7 @@ from families.models import family
 from kvlab import make_cache
 from kvlab.doctor import tried
 from kvlab.models import LISTED
-from kvlab.twin import differs
+from kvlab.random_model import differs
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
