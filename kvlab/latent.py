@@ -53,6 +53,13 @@ class LatentLayer(Layer):
             pairs = zip((self.raw.keys, self.raw.values), latents, strict=True)
             key_states, value_states = (torch.cat(pair, 2) for pair in pairs)
         elif self.seen > 0:
+            new = key_states.shape[2]
+            first = self.store.ends(new)[0] if self.store.in_blocks else new
+            if first < new:
+                raise ValueError(
+                    f"layer {self.index}: these {new} tokens complete a block, which is rounded, and the "
+                    f"model makes K and V of all latents at once: feed {first} of them first"
+                )
             self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
             key_states, value_states = self.store.read(key_states.device)
         expanding(self)

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.llama import modeling_llama
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM
 
 import kvlab
 
@@ -127,8 +127,9 @@ def test_a_layer_that_attends_by_itself_hears_that_it_is_handed_no_tensors(name)
         model(prompt(5), past_key_values=cache)
 
 
-def test_an_eager_function_that_is_exchanged_is_not_replaced(monkeypatch):
-    model = kvlab.prepare(copy.deepcopy(tiny("llama")))
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, type("Sub", (LlamaForCausalLM,), {})])
+def test_an_eager_function_that_is_exchanged_is_not_replaced(kind, monkeypatch):
+    model = kvlab.prepare(kind(tiny("llama").config).eval())
     model.set_attn_implementation("eager")
     wrapped = functools.wraps(sdpa_attention_forward)(
         lambda *given, **how: sdpa_attention_forward(*given, **how)
@@ -147,17 +148,27 @@ def test_a_layer_is_not_moved_by_hand():
             move(0)
 
 
+class Attends:
+    def __call__(self, *given, **how):
+        return sdpa_attention_forward(*given, **how)
+
+
+OWN = {
+    "a function": lambda *given, **how: sdpa_attention_forward(*given, **how),
+    "an object": Attends(),
+    "a partial one": functools.partial(Attends(), scaling=0.1),
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
 @pytest.mark.parametrize("name", ["mine", "sdpa", "eager"])
-def test_an_attention_function_of_a_users_own_is_not_replaced(name, monkeypatch):
+def test_an_attention_function_of_a_users_own_is_not_replaced(name, own, monkeypatch):
     """kvlab's would take its place, whatever it computes."""
     model = kvlab.prepare(copy.deepcopy(tiny("llama")))
     caches = [kvlab.make_cache(model, "full") for _ in range(2)]
-    for interface, own in (
-        (AttentionInterface, lambda *given, **how: sdpa_attention_forward(*given, **how)),
-        (AttentionMaskInterface, sdpa_mask),
-    ):
+    for interface, function in ((AttentionInterface, own), (AttentionMaskInterface, sdpa_mask)):
         known = dict(interface._global_mapping)
-        monkeypatch.setattr(interface, "_global_mapping", known | {name: own})
+        monkeypatch.setattr(interface, "_global_mapping", known | {name: function})
     model.set_attn_implementation(name)
     with pytest.raises(ValueError, match=f"a function of .*test_wrapped, registered as '{name}'"):
         model(prompt(5), past_key_values=caches[0])

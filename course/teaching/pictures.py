@@ -38,6 +38,7 @@ from kvlab.plots import (
     YELLOW,
     above,
     canvas,
+    spread,
     style,
 )  # fmt: skip
 from kvlab.spec import name_of, parse

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 
 import torch
@@ -62,15 +62,24 @@ def check(body) -> None:
     name = body.config._attn_implementation
     if name == NAME or "/" in (name or ""):  # a pass inside one of this model, or a kernel of the hub
         return
-    module = sys.modules[type(body).__module__]
-    function = AttentionInterface().get(name) or getattr(module, "eager_attention_forward", None)
-    written_in = getattr(function, "__globals__", vars(module))["__name__"]  # whatever it calls itself
-    if written_in != module.__name__ and not written_in.startswith("transformers."):
-        raise ValueError(
-            f"the model attends through a function of {written_in}, registered as {name!r}, and a kvlab "
-            "cache would take its place: pass another cache, or set an attention implementation of "
-            "transformers"
-        )
+    registered = AttentionInterface().get(name)
+    homes = {type(part).__module__ for part in body.modules()} if registered is None else {""}
+    for home in homes:
+        function = registered or getattr(sys.modules.get(home), "eager_attention_forward", None)
+        written_in = _written_in(function)
+        if function is not None and written_in != home and not written_in.startswith("transformers."):
+            raise ValueError(
+                f"the model attends through a function of {written_in}, registered as {name!r}, and a kvlab "
+                "cache would take its place: pass another cache, or set an attention implementation of "
+                "transformers"
+            )
+
+
+def _written_in(function) -> str:
+    """The module that a function was written in, whatever it calls itself."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
 
 
 def answer(config) -> None:
