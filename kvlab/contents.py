@@ -106,8 +106,10 @@ class Contents(NoTensor, CacheLayerMixin):
             return
         coded = copy.deepcopy(self.store).encode(keys, values)
         for part in (self.store, getattr(self.store, "left", self.store)):
-            held = (*part.keys, *part.values) if part.keys else ()
-            for x, fresh in zip(held, (*coded[0], *coded[1]), strict=False):
+            held, expected = (*part.keys, *part.values) if part.keys else (), (*coded[0], *coded[1])
+            if held and len(held) != len(expected):
+                raise ValueError(f"it holds {len(held)} tensors in the place of {len(expected)}")
+            for x, fresh in zip(held, expected, strict=False):
                 if x.dtype != fresh.dtype and not (x.is_floating_point() and fresh.is_floating_point()):
                     raise ValueError(f"it holds {x.dtype} in the place of {fresh.dtype}")
 

@@ -37,7 +37,7 @@ from kvlab.calibrate.skew import skew
 from kvlab.parameters import check_fraction_or_count, check_number, check_one_of, check_whole
 from kvlab.stats import Stats
 
-from . import check, kept
+from . import check, kept, lease
 from .parts import course, part, works
 from .reader import Reader, answered, clause17, not_yet, write
 
@@ -226,6 +226,25 @@ class Cache:
         whole = self.K[0].shape[1] // BLOCK * BLOCK
         blocks = [K[:, :whole].unflatten(1, (-1, BLOCK)).mT for K in self.K.values()]
         return all(_different(x) <= 2**self.bits for x in (*blocks, *self.V.values()))
+
+
+SETTINGS = [name for name, value in vars(Cache).items() if isinstance(value, int | float | None)]
+
+
+def as_course(model, tokenizer, made: type[Cache], turned: dict) -> bool:
+    """Whether a class gives the logits after a lease that the course's cache gives with the same settings,
+    some of them turned."""
+    settings = {name: getattr(made, name) for name in SETTINGS} | turned
+    context, question, _ = lease.asked_of_workshop()[0]
+    ids, found = tokenizer(context + question, return_tensors="pt").input_ids, []
+    for kind in (made, Cache):
+        reader = type(kind.__name__, (kind,), settings).begun(model)
+        reader.feed(ids[:, :-1])
+        found.append(reader.feed(ids[:, -1:]))
+    return torch.allclose(*found, atol=0.01)
+
+
+check.ASKS["as_course"] = as_course
 
 
 def _different(x: Tensor) -> int:

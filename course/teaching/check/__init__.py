@@ -164,10 +164,13 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
-def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, float]) -> None:
+def clause17(
+    model, tokenizer, made, right: int = 6, turned: dict | None = None, **within: tuple[float, float]
+) -> None:
     """Ask a cache of one's own about clause 17 of six leases: correct where it answers as many as it can
     answer (right), else what its answers show; not attempted while a `...` is left. within: the least and the
-    most that numbers of its `Stats` may be, where a cache without the learner's line answers, too."""
+    most that numbers of its `Stats` may be, where a cache without the learner's line answers, too. turned:
+    settings with which it must give the course's numbers; {}: with its own."""
     found = ASKS["clause17"](model, tokenizer, made)
     answered, stats = found or (0, None)
     REFUSED[made] = stats is None
@@ -176,13 +179,17 @@ def clause17(model, tokenizer, made, right: int = 6, **within: tuple[float, floa
         print(NOT_ATTEMPTED if found is None else "incorrect: it stops before all leases are answered")
         return
     off = [name for name, (least, most) in within.items() if not least <= getattr(stats, name) <= most]
-    tally.note("clause17", answered >= right and not off)
+    same = turned is None or answered < right or off or ASKS["as_course"](model, tokenizer, made, turned)
+    tally.note("clause17", answered >= right and not off and same)
     for name in off:
         held, span = getattr(stats, name), " to ".join(f"{one:,.0f}" for one in sorted({*within[name]}))
         print(f"incorrect: {name.replace('_', ' ')}: {held:,}, expected {span}: what does your line do?")
     if off:
         return
-    if answered >= right:
+    if not same:
+        said = ", ".join(f"{name} = {value}" for name, value in turned.items()) or "its settings"
+        print(f"incorrect: with {said} its numbers are not the course's: what does your line do?")
+    elif answered >= right:
         del REFUSED[made]
         print(f"correct: your cache answers {answered} of 6 leases")
     elif answered:

@@ -332,6 +332,49 @@ def test_bits_that_nobody_rounded_to_are_not_counted():
     assert sizes[0] == sizes[1] > 5 * sizes[2]
 
 
+class Codes(mine.Cache):
+    bits, many = 4, 1  # levels that are left out
+
+    def store(self, layer):
+        before, V = self.rounded.get(layer, 0), self.V[layer]
+        super().store(layer)
+        new, largest = V[:, before:], 2 ** (self.bits - 1) - 1
+        step = new.abs().amax(-1, keepdim=True).clamp_min(1e-7) / largest * self.many
+        values = mine.part("to_codes")(new, step, largest) * step
+        self.V[layer] = torch.cat([V[:, :before], values], dim=1)
+
+
+class Far(mine.Cache):
+    host, fetch, far = True, 0.1, None
+
+    def ahead(self, layer, guess):
+        if layer >= 2:
+            alpha = self.far or self.alpha
+            self.wanted[layer] = mine.part("choose")(
+                *self.given(layer, guess), self.part, alpha, self.cap(layer)
+            )
+
+
+class Forgets(mine.Cache):
+    first = 0  # tokens that no query sees
+
+    def read(self, layer, q):
+        return self.K[layer][:, self.first :], self.V[layer][:, self.first :]
+
+
+@pytest.mark.parametrize(
+    "kind, slip, turned",
+    [(Codes, {"many": 7}, {}), (Far, {"far": 1e9}, {"alpha": 0.5}), (Forgets, {"first": 1}, {})],
+)
+def test_a_cache_that_answers_with_other_numbers_is_incorrect(kind, slip, turned, loaded, capsys):
+    """Three levels of four bits, no bound of the score, a token that is not seen."""
+    kind.turns = skew(loaded[0])
+    check.clause17(*loaded, kind, turned=turned)
+    assert capsys.readouterr().out.endswith("correct: your cache answers 6 of 6 leases\n")
+    check.clause17(*loaded, type("Slip", (kind,), slip), turned=turned)
+    assert "its numbers are not the course's: what does your line do?" in capsys.readouterr().out
+
+
 def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
     monkeypatch.setattr("course.teaching.check.tally.CHOSEN", chosen := {})
     monkeypatch.setattr("course.teaching.check.tally.FORESEEN", foreseen := {})
