@@ -19,7 +19,7 @@ from .keep import Keep, KeepAll
 from .layer import Layer
 from .layers import make_layers
 from .merging import check_merges
-from .models import Switch, bodies_of, fed_to, prepare, refusal, rotations_of
+from .models import Switch, bodies_of, check_outside, fed_to, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
 from .one_thread import OneThread
@@ -222,6 +222,7 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
+        check_outside(self)
         with self.thread.alone():
             self._began, self.fed, self.switch.beyond = None, False, None
             forget_turns(self)
@@ -231,6 +232,7 @@ class KVCache(Bound):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
+        check_outside(self)
         check_kind("tokens_to_remove", tokens_to_remove, int, "a whole number")
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
@@ -264,6 +266,7 @@ class KVCache(Bound):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        check_outside(self)
         check_rows("beam_idx", beam_idx, len(self.lengths))
         end(self)
         with self._changing():
@@ -329,6 +332,7 @@ class KVCache(Bound):
     def hold(self) -> None:
         """The context has ended: until `reset`, later tokens are held on top of the keep's budget, and held
         tokens stay, except those that leave a window."""
+        check_outside(self)
         with self.thread.alone():
             end(self)
             for layer in self.attending:

@@ -113,6 +113,58 @@ def test_generate_after_an_interrupt_is_right_or_refused(name):
     assert refused
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_padded_knows_where_its_rows_broke_off(at, monkeypatch):
+    """They are fed one after the other."""
+    model, token = tiny("llama"), prompt(1, rows=2)
+    cache = kvlab.make_cache(model, "padded")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(12, rows=2))
+    feed, rows = cache.engine.feed, []
+
+    def stops(manager, tokens):
+        rows.append(manager)
+        if len(rows) > at:
+            raise KeyboardInterrupt
+        return feed(manager, tokens)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(cache.engine, "feed", stops)
+        stepper.feed(token)
+    for use in (lambda: stepper.feed(token), lambda: cache.crop(-1)):
+        with pytest.raises(RuntimeError, match="broke off: start again with"):
+            use()
+    for wrong in (lambda: cache.crop("x"), lambda: cache.reorder_cache([0])):
+        with pytest.raises(TypeError, match="expected a"):
+            wrong()
+    cache.reset()
+    assert kvlab.decode(model, prompt(12, rows=2), cache, 2).tokens.shape == (2, 2)
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o:budget=4", "kvzip:budget=0.5", "topk:budget=4"])
+@pytest.mark.parametrize("name", ["reset", "crop", "hold", "reorder_cache"])
+def test_a_cache_is_not_changed_inside_its_own_pass(spec, name):
+    """A hook of the user's, or a signal handler, would mix rows without a word."""
+    model, calls = tiny("llama"), []
+    arguments = {"crop": (-1,), "reorder_cache": (torch.tensor([0]),)}.get(name, ())
+    cache, other = (kvlab.make_cache(model, spec) for _ in range(2))
+
+    def change(*_):
+        with suppress(ValueError):  # what is evicted cannot be cropped
+            getattr(other, name)(*arguments)  # another cache may
+        with pytest.raises(RuntimeError, match="a pass through this cache is running"):
+            getattr(cache, name)(*arguments)
+        calls.append(name)
+
+    kvlab.Stepper(model, other).feed(prompt(9))
+    right = kvlab.decode(model, prompt(20), kvlab.make_cache(model, spec), 3).tokens
+    with model.model.layers[1].register_forward_hook(change):
+        found = kvlab.decode(model, prompt(20), cache, 1)
+    assert calls and found.tokens.tolist() == right[:, :1].tolist()
+    with suppress(ValueError):
+        getattr(cache, name)(*arguments)
+
+
 class At(TorchDispatchMode):
     """An interrupt at the k-th operation of torch."""
 

@@ -1,6 +1,7 @@
 """Models: load one, its shape and kinds of layers, and the question a layer would ask."""
 
 from .fetching import PACKAGES, fetch
+from .guest import check_outside
 from .lean import Narrow
 from .loading import (
     EMBEDDED,
@@ -23,8 +24,8 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Narrow", "Rotation", "Switch",
-    "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_files", "configuration",
-    "fed_to", "fetch", "is_latent", "layers_of", "listed", "load", "masks_are_known", "prepare", "query_of",
-    "refusal", "refused_layers", "renumbered", "report_block_inputs", "rotation_of", "rotations_of",
-    "source_of", "tokenizer_of",
+    "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_files", "check_outside",
+    "configuration", "fed_to", "fetch", "is_latent", "layers_of", "listed", "load", "masks_are_known",
+    "prepare", "query_of", "refusal", "refused_layers", "renumbered", "report_block_inputs", "rotation_of",
+    "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

@@ -16,14 +16,14 @@ import torch
 from ..attention import always
 from ..interface import NAME
 
-# The running pass: (the frame of its call, whether it carries a kvlab cache, the pass around it). A pass may
+# The running pass: (the frame of its call, the id of its kvlab cache or None, the pass around it). A pass may
 # break off silently, as by Ctrl-C: so the test is whether its frame still runs.
 _pass: ContextVar[tuple | None] = ContextVar("kvlab_pass", default=None)
 
 
-def enter(frame: FrameType, carries: bool) -> None:
-    """A pass begins whose call has this frame."""
-    _pass.set((frame, carries, _running()))
+def enter(frame: FrameType, cache) -> None:
+    """A pass begins whose call has this frame; cache: kvlab's, or None."""
+    _pass.set((frame, None if cache is None else id(cache), _running()))
 
 
 def leave(frame: FrameType) -> None:
@@ -52,7 +52,16 @@ def attends() -> bool:
     """Whether the pass that runs attends through kvlab."""
     if always.get():
         return True
-    return _pass.get() is not None and (now := _running()) is not None and now[1]
+    return _pass.get() is not None and (now := _running()) is not None and now[1] is not None
+
+
+def check_outside(cache) -> None:
+    """RuntimeError while a pass with this cache runs in this thread: a hook, or a signal handler, calls."""
+    now = _running()
+    while now is not None:
+        if now[1] == id(cache) and _runs(now[0]):
+            raise RuntimeError("a pass through this cache is running: change the cache when it has ended")
+        now = now[2]
 
 
 def check(body) -> None:

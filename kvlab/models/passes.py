@@ -63,7 +63,7 @@ class _Begins(Hook):
                 raise ValueError("the kvlab cache is inside an EncoderDecoderCache: pass the cache itself")
         if cache is not None:
             guest.check(body)
-        guest.enter(sys._getframe(1), cache is not None)
+        guest.enter(sys._getframe(1), cache)
         expanding(None)  # what an earlier pass left behind when it broke off
         if cache is not None:
             if kwargs.get("output_attentions", getattr(body.config, "output_attentions", False)):

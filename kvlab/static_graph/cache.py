@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from weakref import proxy
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ..bound import Bound
 from ..contents import StandIn
+from ..parameters import check_kind, check_rows
 from ..stats import Stats
 
 
@@ -45,7 +48,19 @@ class PaddedCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.managers, self.columns, self._filled, self.fed = [], 0, [], False
+        self.managers, self.columns, self._filled, self.fed, self.broken = [], 0, [], False, False
+
+    @contextmanager
+    def _row_by_row(self) -> Iterator[list]:
+        """Yields a list for the rows that are done: what breaks off after the first leaves a broken cache."""
+        self.check_whole()
+        self.broken, done = True, []
+        try:
+            yield done
+        except ValueError:  # a refusal changes nothing of its own row
+            self.broken = bool(done)
+            raise
+        self.broken = False
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, logits_to_keep: int = 0, **_):
         """What a model's forward returns: `.logits` `[batch, tokens, vocabulary]` of the last tokens.
@@ -57,16 +72,16 @@ class PaddedCache(Bound):
         self.fed = True
         self._open(batch)
         real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
-        found = []
-        for row, manager in enumerate(self.managers):
-            ids = input_ids[row] if real is None else input_ids[row][real[row]]
-            logits = torch.from_numpy(self.engine.feed(manager, ids.tolist())) if len(ids) else None
-            if len(ids) != tokens:
-                full = torch.zeros(tokens, self.engine.model.config.get_text_config().vocab_size)
-                if logits is not None:
-                    full[real[row]] = logits
-                logits = full
-            found.append(logits[-logits_to_keep:])
+        with self._row_by_row() as found:
+            for row, manager in enumerate(self.managers):
+                ids = input_ids[row] if real is None else input_ids[row][real[row]]
+                logits = torch.from_numpy(self.engine.feed(manager, ids.tolist())) if len(ids) else None
+                if len(ids) != tokens:
+                    full = torch.zeros(tokens, self.engine.model.config.get_text_config().vocab_size)
+                    if logits is not None:
+                        full[real[row]] = logits
+                    logits = full
+                found.append(logits[-logits_to_keep:])
         self.columns += tokens
         return SimpleNamespace(logits=torch.stack(found))
 
@@ -83,16 +98,19 @@ class PaddedCache(Bound):
             return
         self._open(len(keys))
         engine = self.engine
-        for row, manager in enumerate(self.managers):
-            real = slice(None) if mask is None else mask[row].bool()
-            parts = [part for pair in self._filled for x in pair for part in x[row].chunk(engine.parts)]
-            rows = torch.stack(parts)[:, :, real]  # [sequences, heads, tokens, D]
-            engine.check_prompt(rows.shape[2])
-            manager.append(engine.written(rows).numpy())
+        with self._row_by_row() as done:
+            for row, manager in enumerate(self.managers):
+                real = slice(None) if mask is None else mask[row].bool()
+                parts = [part for pair in self._filled for x in pair for part in x[row].chunk(engine.parts)]
+                rows = torch.stack(parts)[:, :, real]  # [sequences, heads, tokens, D]
+                engine.check_prompt(rows.shape[2])
+                manager.append(engine.written(rows).numpy())
+                done.append(row)
         self.columns, self._filled = self.columns + keys.shape[2], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        check_rows("beam_idx", beam_idx, len(self.managers))
         taken, rows = set(), []
         for row in beam_idx.tolist():
             rows.append(self.managers[row].copy() if row in taken else self.managers[row])
@@ -101,10 +119,13 @@ class PaddedCache(Bound):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens of every row."""
+        check_kind("tokens_to_remove", tokens_to_remove, int, "a whole number")
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
-        for manager in self.managers:
-            manager.crop(-tokens_to_remove)
+        with self._row_by_row() as done:
+            for manager in self.managers:
+                manager.crop(-tokens_to_remove)
+                done.append(manager)
         self.columns = max(0, self.columns + tokens_to_remove)
 
     def stats(self) -> Stats:
