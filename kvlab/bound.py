@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from .parameters import check_whole
 from .saved import save
 
 
@@ -34,6 +36,13 @@ class Bound(Cache):
         raise ValueError("the method decides where tokens are: kvlab.make_cache(model, 'offload')")
 
     prefetch = offload
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        check_whole("repeats", repeats, 1, "copies")
+        self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def check_whole(self) -> None:
         """RuntimeError for a cache that is broken."""

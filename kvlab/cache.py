@@ -23,7 +23,7 @@ from .models import Switch, bodies_of, check_outside, fed_to, prepare, refusal, 
 from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
 from .one_thread import OneThread
-from .parameters import check_kind, check_rows, check_whole
+from .parameters import check_kind, check_rows
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .stats import Stats, stats_of
@@ -271,14 +271,6 @@ class KVCache(Bound):
         end(self)
         with self._changing():
             super().reorder_cache(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.reorder_cache(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        check_whole("repeats", repeats, 1, "copies")
-        end(self)
-        self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
         with self.thread.alone():

@@ -311,6 +311,22 @@ def test_a_cache_is_of_one_dtype(spec):
         stepper.feed(prompt(draw.choice((1, 3)), 2))
 
 
+@pytest.mark.parametrize("spec", [*EACH, "quest:digest=centre,budget=4,page=2"])
+def test_autocast_may_come_and_go_between_steps(spec):
+    model = tiny("llama")
+    if spec == "recompute" or spec.startswith(
+        ("padded", "paged")
+    ):  # no cache, no autocast, a pool of one dtype
+        return
+    for on in ([False, True, False], [True, False, True]):
+        cache = kvlab.make_cache(model, profiled(spec, model))
+        with cache.prefill(), torch.autocast("cpu", torch.bfloat16, enabled=on[0]):
+            kvlab.Stepper(model, cache).feed(prompt(20, 2))
+        for enabled in on[1:]:
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                assert model(prompt(1, 2), past_key_values=cache).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["Llama", "DeepSeek-V3"])
 @pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=5", "kivi2:group=4,recent=4"])
 @pytest.mark.parametrize("by_autocast", [True, False], ids=["autocast", "the model"])

@@ -213,8 +213,8 @@ class ShadowState(DeviceState):
         (values,) = layer.store.pick(slots.cpu()).values
         self.fetched_bytes = int((slots >= 0).sum()) * layer.store.bytes_per_slot
         layer.moved_bytes += self.fetched_bytes
-        keys = torch.cat([self.made(layer, slots), self.keys], 2)
-        values = torch.cat([values.to(query.device), self.values], 2)
+        keys = torch.cat([self.made(layer, slots), self.keys], 2).to(query.dtype)  # autocast comes and goes
+        values = torch.cat([values.to(query.device), self.values], 2).to(query.dtype)
         return Packed.of_numbers(keys, values), torch.cat([slots, self.exact], 2)
 
     def select(self, layer, query: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class ShadowState(DeviceState):
         if query.shape[2] > 1 or self.policy.budget == 1:
             return slots.flatten(2)
         there = (slots >= 0).any(-1)
-        grouped = query[:, :, 0].unflatten(1, (layer.kv_heads, -1))
+        grouped = query[:, :, 0].to(self.landmarks.dtype).unflatten(1, (layer.kv_heads, -1))
         scores = scores_of(grouped, self.landmarks, layer.scaling, layer.softcap)
         scores = scores.masked_fill(~there[:, :, None], -torch.inf)
         weight = scores.amax(2) if scores.shape[2] == 1 else scores.softmax(-1).amax(2)
