@@ -14,12 +14,12 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from .bound import Bound
 from .devices import check_loaded
 from .foreign import FOREIGN
-from .hybrid import forget, refuse_crop, states_of
+from .hybrid import check_no_gaps, forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer
 from .layers import make_layers
 from .merging import check_merges
-from .models import Switch, bodies_of, check_outside, fed_to, prepare, refusal, rotations_of
+from .models import Switch, bodies_of, check_outside, fed_to, inside, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
 from .one_thread import OneThread
@@ -50,6 +50,7 @@ class KVCache(Bound):
     _called = _reached = 0  # indices in `_bodies`: where that pass began, and how far it is
     open = False  # whether a bare prompt or turn has not ended (see `turns.py`) ...
     pieces, fed_pieces = 0, []  # ... its passes so far, and what they were fed, where the keep rereads
+    cut_from = None  # ... and the positions of the last one, unless it was a single new token
     takes_back = False  # whether tokens may be removed after every pass (`activate_past_recording`)
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
@@ -125,6 +126,7 @@ class KVCache(Bound):
                     begin(self, body, args, kwargs)
             if self.rereads:
                 check_fed(self, body, args, kwargs)
+            check_no_gaps(self.layers, lambda: fed_to(body, args, kwargs)[1])
             self._began = -1 if again else self.get_seq_length()
             self._called, self.fed = at, True
         self._reached = at
@@ -273,6 +275,7 @@ class KVCache(Bound):
             super().reorder_cache(beam_idx)
 
     def __deepcopy__(self, memo) -> KVCache:
+        check_outside(self)
         with self.thread.alone():
             end(self)
             self._in_order()
@@ -316,6 +319,7 @@ class KVCache(Bound):
 
     def save(self, path) -> None:
         """See `Bound.save`."""
+        check_outside(self)
         with self.thread.alone():
             end(self)
             self._in_order()
@@ -333,7 +337,8 @@ class KVCache(Bound):
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
         with self.thread.alone():
-            end(self)
+            if not inside(self):
+                end(self)
             return stats_of(self)
 
     @torch.no_grad()

@@ -23,6 +23,9 @@ class NoTensor:
             raise AttributeError(FOREIGN)
         return object.__getattribute__(self, name)  # raises what a property did, or Python's own error
 
+    def __bool__(self) -> bool:
+        return True
+
     def _refuse(self, *_):
         raise ValueError(FOREIGN)
 

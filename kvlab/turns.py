@@ -13,8 +13,8 @@ prompt ends before the next single token, or when the cache is used otherwise (`
   about all tokens held, with a budget of all that the row has seen. After `hold()`, in assisted decoding and
   with `turns="first"`, several tokens are no turn.
 - The positions of a piece of `generate(prefill_chunk_size=n)` are a slice of the prompt's. If these continue,
-  more pieces follow; if they end, a single token is the last piece. Those of a new token are a separate
-  tensor.
+  more pieces follow; if they end, a single token is the last piece. Those of a new token are of another
+  tensor than those of the pass before.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def begin(cache, body, args, kwargs) -> None:
     if ids.shape[1] > 1 and isinstance(last, int) and last == 1:
         _check_last(kwargs.get("attention_mask"), ids.shape[1])
     single = ids.shape[1] == 1 and seen > 0
-    if single and not (cache.open and _last_piece(positions, seen == cache.pieces)):
-        if not cache.open and _of_longer(positions) and any(layer.place.chooses for layer in layers):
+    before, cache.cut_from = cache.cut_from, None if single else positions
+    goes_on = _of_longer(positions) if single and _of_one(before, positions) else None
+    if single and not (cache.open and _last_piece(goes_on, seen == cache.pieces)):
+        if not cache.open and goes_on and any(layer.place.chooses for layer in layers):
             raise ValueError(
                 "prefill_chunk_size: a later turn ends with a piece of one token, which would be read as a "
                 "new token is; expected pieces of another size"
@@ -140,7 +142,7 @@ def forget_turns(cache) -> None:
     """Close the open turn; the layers forget their pieces when they are reset."""
     for layer in cache.attending if cache.open else ():
         layer.open = layer.prefilling = False
-    cache.open, cache.takes_back, cache.fed_pieces = False, False, []
+    cache.open, cache.takes_back, cache.fed_pieces, cache.cut_from = False, False, [], None
 
 
 def keep_raw(layer, given: Recorded) -> None:
@@ -252,13 +254,18 @@ def _of_longer(positions: Tensor | None) -> bool | None:
     return start + (rows - 1) * positions.stride(0) + tokens == whole
 
 
-def _last_piece(positions: Tensor | None, singles: bool) -> bool:
-    """Whether one token with these positions is a prompt's last piece. singles: all pieces were single
-    tokens."""
-    longer = _of_longer(positions)
-    if longer is False and singles:
+def _of_one(before: Tensor | None, positions: Tensor | None) -> bool:
+    """Whether these positions are cut from the tensor of those before, which is still held."""
+    given = before is not None and positions is not None
+    return given and before.untyped_storage().data_ptr() == positions.untyped_storage().data_ptr()
+
+
+def _last_piece(goes_on: bool | None, singles: bool) -> bool:
+    """Whether one token is a prompt's last piece. goes_on: whether its positions end the tensor that those of
+    the pass before were cut from, None if they are of another. singles: all pieces were single tokens."""
+    if goes_on is False and singles:
         raise ValueError(
             "prefill_chunk_size=1, or position_ids cut out of a longer tensor: pieces of one token cannot be "
             "told from new tokens; expected pieces of at least 2, or position_ids.clone()"
         )
-    return bool(longer)
+    return bool(goes_on)

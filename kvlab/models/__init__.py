@@ -1,7 +1,7 @@
 """Models: load one, its shape and kinds of layers, and the question a layer would ask."""
 
 from .fetching import PACKAGES, fetch
-from .guest import check_outside
+from .guest import check_outside, inside
 from .lean import Narrow
 from .loading import (
     EMBEDDED,
@@ -25,7 +25,7 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Narrow", "Rotation", "Switch",
     "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_files", "check_outside",
-    "configuration", "fed_to", "fetch", "is_latent", "layers_of", "listed", "load", "masks_are_known",
-    "prepare", "query_of", "refusal", "refused_layers", "renumbered", "report_block_inputs", "rotation_of",
-    "rotations_of", "source_of", "tokenizer_of",
+    "configuration", "fed_to", "fetch", "inside", "is_latent", "layers_of", "listed", "load",
+    "masks_are_known", "prepare", "query_of", "refusal", "refused_layers", "renumbered",
+    "report_block_inputs", "rotation_of", "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

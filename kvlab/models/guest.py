@@ -55,13 +55,18 @@ def attends() -> bool:
     return _pass.get() is not None and (now := _running()) is not None and now[1] is not None
 
 
-def check_outside(cache) -> None:
-    """RuntimeError while a pass with this cache runs in this thread: a hook, or a signal handler, calls."""
+def inside(cache) -> bool:
+    """Whether a pass with this cache runs in this thread: a hook, or a signal handler, asks."""
     now = _running()
-    while now is not None:
-        if now[1] == id(cache) and _runs(now[0]):
-            raise RuntimeError("a pass through this cache is running: change the cache when it has ended")
+    while now is not None and not (now[1] == id(cache) and _runs(now[0])):
         now = now[2]
+    return now is not None
+
+
+def check_outside(cache) -> None:
+    """RuntimeError while a pass with this cache runs in this thread."""
+    if inside(cache):
+        raise RuntimeError("a pass through this cache is running: change or copy it when it has ended")
 
 
 def check(body) -> None:

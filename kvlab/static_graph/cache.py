@@ -38,7 +38,7 @@ class PaddedCache(Bound):
     def __deepcopy__(self, memo) -> PaddedCache:
         memo[id(self)] = twin = PaddedCache(self.engine)
         twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
-        twin._filled, twin.fed = list(self._filled), self.fed
+        twin._filled, twin.fed, twin.broken, twin.spec = list(self._filled), self.fed, self.broken, self.spec
         return twin
 
     @property
