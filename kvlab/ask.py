@@ -75,7 +75,8 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
     """Yield each `Answer` as soon as it is there, from what `ready` returns."""
     device = entry_of(first.model)
     begun, spent = _now(device), 0.0
-    if protocol == "many-questions":
+    held = protocol == "many-questions" and not first.cache.recompute  # which holds nothing of a context
+    if held:
         first.feed(torch.tensor([prompts[0][0]], device=device), last=True)
         first.cache.hold()
         spent = _now(device) - begun
@@ -84,7 +85,7 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
         if streamer is not None:
             streamer.put(torch.tensor([rows[0][0] + rows[0][1]]))
         stepper, given = first.copied(), [head + tail for head, tail in rows]
-        if protocol == "many-questions":
+        if held:
             given = [tail for _, tail in rows]
             if len({len(ids) for ids in given}) > 1:
                 _check_padding(stepper.cache, batch_size)

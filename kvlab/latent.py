@@ -60,8 +60,9 @@ class LatentLayer(Layer):
                     f"layer {self.index}: these {new} tokens complete a block, which is rounded, and the "
                     f"model makes K and V of all latents at once: feed {first} of them first"
                 )
-            self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
-            key_states, value_states = self.store.read(key_states.device)
+            with torch.autocast(key_states.device.type, enabled=False):  # no business of what is stored
+                self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
+                key_states, value_states = self.store.read(key_states.device)
         expanding(self)
         return key_states, value_states
 

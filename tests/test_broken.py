@@ -134,11 +134,37 @@ def test_padded_knows_where_its_rows_broke_off(at, monkeypatch):
     for use in (lambda: stepper.feed(token), lambda: cache.crop(-1)):
         with pytest.raises(RuntimeError, match="broke off: start again with"):
             use()
+    assert copy.deepcopy(cache).broken
     for wrong in (lambda: cache.crop("x"), lambda: cache.reorder_cache([0])):
         with pytest.raises(TypeError, match="expected a"):
             wrong()
     cache.reset()
     assert kvlab.decode(model, prompt(12, rows=2), cache, 2).tokens.shape == (2, 2)
+
+
+def test_a_hook_may_look_at_the_cache_and_not_copy_it():
+    model = tiny("llama")
+    cache, said = kvlab.make_cache(model, "h2o:budget=4"), []
+
+    def look(*_):
+        said.append(cache.stats().tokens_seen)
+        assert all(cache.layers)
+        with pytest.raises(RuntimeError, match="change or copy it when it has ended"):
+            copy.deepcopy(cache)
+
+    with model.model.embed_tokens.register_forward_hook(look):
+        kvlab.decode(model, prompt(20), cache, 3)
+    assert said[0] == 0 and said[-1] > 20
+
+
+@pytest.mark.parametrize("name", ["LFM2", "Falcon-H1"])
+def test_padding_that_would_move_a_state_is_refused(name):
+    """A row of a batch would answer otherwise than alone."""
+    model = kvlab.prepare(family(name))
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    stepper.feed(*left_padded([prompt(12), prompt(7, seed=1)]))
+    with pytest.raises(ValueError, match="padding between a row's tokens moves the state of a"):
+        stepper.feed(prompt(3, 2), torch.tensor([[1, 1, 1], [0, 1, 1]]))
 
 
 @pytest.mark.parametrize("spec", ["full", "h2o:budget=4", "kvzip:budget=0.5", "topk:budget=4"])

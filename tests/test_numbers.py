@@ -311,7 +311,7 @@ def test_a_cache_is_of_one_dtype(spec):
         stepper.feed(prompt(draw.choice((1, 3)), 2))
 
 
-@pytest.mark.parametrize("spec", [*EACH, "quest:digest=centre,budget=4,page=2"])
+@pytest.mark.parametrize("spec", [*EACH, "quest:digest=centre,budget=4,page=2", "int8:sinks=80"])
 def test_autocast_may_come_and_go_between_steps(spec):
     model = tiny("llama")
     if spec == "recompute" or spec.startswith(

@@ -333,3 +333,32 @@ def test_the_next_token_of_a_row_that_ends_with_padding():
     with torch.no_grad():
         whole = model(ids, attention_mask=mask, past_key_values=cache).logits
     assert torch.allclose(whole[1, :6], alone[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("idiom", ["counted from the mask", "the end of a range", "cut from one tensor"])
+@pytest.mark.parametrize("spec", ["h2o:budget=10", "int2", "topk:budget=0.3", "kivi2", "sinks:budget=10"])
+def test_positions_of_a_loop_by_hand_are_those_of_new_tokens(spec, idiom):
+    """They are views of longer tensors, as those of a piece, but not of the prompt's."""
+    model, (ids, mask) = tiny("llama"), left_padded([prompt(24), prompt(19, seed=1)])
+    if idiom != "counted from the mask":
+        ids, mask = prompt(24, 2), torch.ones(2, 24, dtype=torch.long)
+    whole = torch.arange(40)[None]
+
+    def decoded(view) -> list:
+        seen, cache = mask, kvlab.make_cache(model, spec)
+        first = (mask.cumsum(-1) - 1).clamp(min=0) if idiom == "counted from the mask" else whole[:, :24]
+        with torch.no_grad():
+            said = [model(ids, attention_mask=mask, position_ids=first, past_key_values=cache).logits[:, -1]]
+            for step in range(6):
+                seen = torch.cat([seen, seen.new_ones(2, 1)], 1)
+                at = {
+                    "counted from the mask": (seen.cumsum(-1) - 1)[:, -1:],
+                    "the end of a range": torch.arange(25 + step)[-1:][None],
+                    "cut from one tensor": whole[:, 24 + step : 25 + step],
+                }[idiom]
+                given = {"attention_mask": seen, "position_ids": view(at), "past_key_values": cache}
+                said.append(model(said[-1].argmax(-1, keepdim=True), **given).logits[:, -1])
+        return said
+
+    for found, right in zip(decoded(lambda at: at), decoded(torch.Tensor.clone), strict=True):
+        assert torch.equal(found, right)

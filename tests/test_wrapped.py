@@ -135,8 +135,16 @@ def test_an_eager_function_that_is_exchanged_is_not_replaced(kind, monkeypatch):
         lambda *given, **how: sdpa_attention_forward(*given, **how)
     )
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", wrapped)
-    with pytest.raises(ValueError, match=r"a function of .*test_wrapped, registered as 'eager'"):
+    with pytest.raises(ValueError, match=r"a function of .*test_wrapped, in the place of 'eager'"):
         model(prompt(5), past_key_values=kvlab.make_cache(model, "full"))
+
+
+def test_transformers_function_in_a_wrapper_of_torchs_is_served(monkeypatch):
+    model = kvlab.prepare(copy.deepcopy(tiny("llama")))
+    wrapped = torch.no_grad()(sdpa_attention_forward)
+    known = dict(AttentionInterface._global_mapping)
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", known | {"sdpa": wrapped})
+    assert model(prompt(5), past_key_values=kvlab.make_cache(model, "full")).logits.isfinite().all()
 
 
 def test_a_layer_is_not_moved_by_hand():

@@ -66,9 +66,8 @@ def prompt(model, context: int) -> torch.Tensor:
 
 def weight_bytes(model) -> int:
     """Bytes of weights that a decode step reads: all but an input embedding of its own (one row)."""
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings()
-    tied = head is not None and head.weight.data_ptr() == table.data_ptr()
+    table, head = next(model.get_input_embeddings().parameters()), model.get_output_embeddings()
+    tied = head is not None and next(head.parameters()).data_ptr() == table.data_ptr()
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     return total if tied else total - table.numel() * table.element_size()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 WEIGHTS = ("fp32", "bf16", "int8")
+CODES = "this model holds narrow weights: load it without weights= to read or change them"
 
 
 class Narrow(nn.Module):
@@ -27,10 +28,16 @@ class Narrow(nn.Module):
         super().__init__()
         self.codes, self.scale = codes, scale  # no `weight`: numbers and codes are not loaded for each other
 
-    @property
-    def weight(self):
-        """TypeError: other code would take codes for numbers, and write numbers into them."""
-        raise TypeError("this model holds narrow weights: load it without weights= to read or change them")
+    def __getattr__(self, name: str):
+        """Other code would take codes for numbers, and write numbers into them."""
+        if name == "weight":
+            raise AttributeError(CODES)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value) -> None:
+        if name == "weight":
+            raise TypeError(CODES)
+        super().__setattr__(name, value)
 
     @property
     def kind(self) -> str:
@@ -77,11 +84,15 @@ def narrow(model, kind: str) -> None:
         model.set_submodule(name, NarrowLinear(*both, one.bias).train(model.training))
         if tied and one is head:
             model.set_input_embeddings(NarrowEmbedding(*both).train(model.training))
-    model.save_pretrained = _unwritten
+    model.save_pretrained, model.tie_weights = _unwritten, _tied
 
 
 def _unwritten(*_, **__):
     raise TypeError("narrow weights are how one process holds a model: load it without weights= to write it")
+
+
+def _tied(*_, **__) -> None:
+    """An embedding and a head that shared a weight share its codes."""
 
 
 def rounded(weight: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:

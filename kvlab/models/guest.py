@@ -81,19 +81,29 @@ def check(body) -> None:
     for home in homes:
         function = registered or getattr(sys.modules.get(home), "eager_attention_forward", None)
         written_in = _written_in(function)
-        if function is not None and written_in != home and not written_in.startswith("transformers."):
+        near = (
+            home.startswith("transformers_modules.")
+            and home.rpartition(".")[0] == written_in.rpartition(".")[0]
+        )
+        theirs = near or written_in == home or written_in.startswith("transformers.")
+        if function is not None and not theirs:
+            what = f"a function of {written_in}, " + ("registered as" if registered else "in the place of")
             raise ValueError(
-                f"the model attends through a function of {written_in}, registered as {name!r}, and a kvlab "
-                "cache would take its place: pass another cache, or set an attention implementation of "
-                "transformers"
+                f"the model attends through {what} {name!r}, and a kvlab cache would take its place: pass "
+                "another cache, or set an attention implementation of transformers"
             )
 
 
 def _written_in(function) -> str:
-    """The module that a function was written in, whatever it calls itself."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+    """The module that a function was written in, whatever it calls itself, or torch wraps around it."""
+    while True:
+        module = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+        if isinstance(function, partial):
+            function = function.func
+        elif module.startswith("torch.") and hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            return module
 
 
 def answer(config) -> None:

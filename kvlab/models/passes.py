@@ -41,7 +41,7 @@ def report_passes(model) -> None:
         if body not in _reporting:
             _reporting.add(body)
             body.register_forward_pre_hook(_Begins(), with_kwargs=True)
-            body.register_forward_hook(_Ends(), with_kwargs=True, always_call=True)
+            body.register_forward_hook(_Ends(), with_kwargs=True, always_call=True, prepend=True)
 
 
 class Hook:

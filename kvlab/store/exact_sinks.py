@@ -44,7 +44,7 @@ class ExactSinks(State):
         # not in place: a cache may be filled in torch's inference mode, and used after it
         self.held, self.where = tuple(held.clone() for held in self.held), self.where.clone()
         for held, new in zip(self.held, (keys, values), strict=True):
-            held[rows, :, places] = new[rows, :, columns]
+            held[rows, :, places] = new[rows, :, columns].to(held.dtype)  # autocast comes and goes
         self.where[rows, :, places] = (start + columns).to(torch.int32)[:, None]
         self.seen = (self.seen + real.sum(1)).clamp(max=most).to(torch.int32)
 
