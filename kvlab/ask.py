@@ -123,7 +123,8 @@ def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> li
     ends, device = stepper.model.generation_config.eos_token_id, entry_of(stepper.model)
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
     width = max(map(len, rows))
-    if width == 2 and any(layer.place.chooses for layer in getattr(stepper.cache, "attending", ())):
+    chooses = any(layer.place.chooses for layer in getattr(stepper.cache, "attending", ()))
+    if width == 2 and chooses and stepper.cache.fillable:  # padding would move other layers' states
         width = 3  # a token that is fed alone would be a step, and in a batch it is none
     ids = torch.tensor([[row[0]] * (width - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)

@@ -163,6 +163,7 @@ def test_padding_that_would_move_a_state_is_refused(name):
     model = kvlab.prepare(family(name))
     stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
     stepper.feed(*left_padded([prompt(12), prompt(7, seed=1)]))
+    stepper.copied().feed(prompt(2, 2))
     with pytest.raises(ValueError, match="padding between a row's tokens moves the state of a"):
         stepper.feed(prompt(3, 2), torch.tensor([[1, 1, 1], [0, 1, 1]]))
 
