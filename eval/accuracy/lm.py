@@ -248,13 +248,16 @@ class KVLabLM(Texts):
         """As lm-eval's, without its bar where `on_progress` is told instead."""
         if any(request.args == ("", "") for request in requests):
             raise ValueError("loglikelihood: a request has no text at all, neither context nor continuation")
-        begins = lambda context, said: context or self.tok_encode(said, add_special_tokens=False)
-        asked = [request for request in requests if begins(*request.args)]
-        self._spanned += [request.args for request in requests if not begins(*request.args)]
+        has = [
+            bool(context or self.tok_encode(said, add_special_tokens=False))
+            for context, said in (request.args for request in requests)
+        ]
+        asked = [request for request, some in zip(requests, has, strict=True) if some]
+        self._spanned += [request.args for request, some in zip(requests, has, strict=True) if not some]
         self._ends, self._requests = self._cut(asked), asked
         answers = iter(super().loglikelihood(asked, disable_tqdm or self.on_progress is not None))
         self._warn()
-        return [next(answers) if begins(*request.args) else (-math.inf, False) for request in requests]
+        return [next(answers) if some else (-math.inf, False) for some in has]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of
