@@ -50,8 +50,8 @@ def ask(
     compresses the context once, then each question continues with a copy of that cache; "question-inside"
     compresses context and question together, for each question (docs/protocols.md). chat: context and
     question are a user's turn in the tokenizer's chat template. streamer: one of transformers', fed each
-    prompt and its answer as by `generate`; it takes one row. batch_size: questions answered at once, as rows
-    of one batch, with the same answers as alone.
+    prompt and its answer as by `generate`; it takes one row. batch_size: questions answered at once, at
+    most, as rows of one batch, with the same answers as alone.
 
     Answers are greedy: at most max_new_tokens, up to any end token of the model's generation_config, whose
     other settings are not applied. Raises ValueError or TypeError for an empty context or question, more
@@ -80,6 +80,8 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
         first.feed(torch.tensor([prompts[0][0]], device=device), last=True)
         first.cache.hold()
         spent = _now(device) - begun
+        if first.cache.gapless:
+            batch_size = 1  # shorter questions would be padded
     for start in range(0, len(prompts), batch_size):
         rows, begun = prompts[start : start + batch_size], _now(device)
         if streamer is not None:
@@ -87,8 +89,6 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
         stepper, given = first.copied(), [head + tail for head, tail in rows]
         if held:
             given = [tail for _, tail in rows]
-            if len({len(ids) for ids in given}) > 1:
-                _check_padding(stepper.cache, batch_size)
             if len(rows) > 1:
                 stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=device))
         answers = _answers(stepper, given, max_new_tokens, streamer)
@@ -123,7 +123,7 @@ def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> li
     ends, device = stepper.model.generation_config.eos_token_id, entry_of(stepper.model)
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
     width = max(map(len, rows))
-    chooses = any(layer.place.chooses for layer in getattr(stepper.cache, "attending", ()))
+    chooses = any(layer.place.chooses for layer in stepper.cache.attending)
     if width == 2 and chooses and stepper.cache.fillable:  # padding would move other layers' states
         width = 3  # a token that is fed alone would be a step, and in a batch it is none
     ids = torch.tensor([[row[0]] * (width - len(row)) + row for row in rows], device=device)
@@ -145,15 +145,6 @@ def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> li
     if streamer is not None:
         streamer.end()
     return found
-
-
-def _check_padding(cache, batch_size: int) -> None:
-    """ValueError for a cache that padding between a context and its questions changes."""
-    if any(layer.store.in_blocks for layer in getattr(cache, "attending", ())):
-        raise ValueError(
-            f"batch_size={batch_size}: kivi writes blocks of tokens, and padding before shorter questions "
-            "would be in them; expected 1, or questions of as many tokens"
-        )
 
 
 def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[tuple[list[int], list[int]]]:

@@ -194,10 +194,10 @@ def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
 
 
 def scores_of(query: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
-    """Scaled dot products of queries `[..., q, r]` with keys `[..., slots, r]`, `[..., q, slots]`, in
-    fp32 or wider."""
-    scores = query @ keys.transpose(-1, -2)
-    return capped(scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(scaling), softcap)
+    """Scaled dot products of queries `[..., q, r]` with keys `[..., slots, r]`, `[..., q, slots]`.
+    In fp32 or wider, as torch's attention computes them: a product of large K overflows fp16."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return capped((query.to(wide) @ keys.to(wide).transpose(-1, -2)).mul_(scaling), softcap)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -24,6 +24,8 @@ class Bound(Cache):
     renumbers = False  # whether distances count only the tokens held (see `KVCache.renumbers`)
     stepped = False  # whether the caller says where a prompt ends (see `turns.py`)
     lengths: Sequence[int] = ()  # real tokens seen, per row
+    attending: Sequence = ()  # layers that hold K and V
+    gapless: str | None = None  # what padding between a row's tokens would change; None: nothing
 
     @property
     def max_cache_len(self) -> int:

@@ -56,6 +56,8 @@ class Contents(NoTensor, CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
+        self.dtype: torch.dtype | None = None  # of the first pass
+        self.autocast = False  # whether it ran under autocast
         self.restart()
 
     def restart(self) -> None:
@@ -68,7 +70,6 @@ class Contents(NoTensor, CacheLayerMixin):
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: the slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
-        self.dtype: torch.dtype | None = None  # of the passes, once there was one
         self.scored: float | None = None  # of the prompt's kept tokens, the share chosen by score
         self.later = False  # whether a later turn is open, not the first prompt
         self.raw, self.waits = None, False  # inputs of the pieces, and whether they still have to be written
@@ -87,7 +88,7 @@ class Contents(NoTensor, CacheLayerMixin):
         if hasattr(self.store, "pool"):  # which copies share
             return
         heads = self.shape.heads * self.kv_heads // self.shape.kv_heads
-        how = {"dtype": self.store.dtype or self.model.dtype, "device": entry_of(self.model)}
+        how = {"dtype": self.dtype, "device": entry_of(self.model)}
         rows = [*range(len(self.lengths)), 0]
         query = torch.zeros(len(rows), heads, 1, self.shape.head_dim, **how)
         values = torch.zeros(len(rows), self.kv_heads, 1, self.shape.value_dim, **how)
@@ -179,8 +180,8 @@ class Contents(NoTensor, CacheLayerMixin):
 
     def check_crop(self, left: int) -> None:
         """ValueError where what was held at `left` tokens cannot be had again."""
-        name = type(self.keep.policy).__name__
-        if self.evicts and int((self.slot_positions >= 0).sum()) == sum(self.lengths) * self.kv_heads:
+        name, held = type(self.keep.policy).__name__, int((self.slot_positions >= 0).sum())
+        if self.evicts and held >= self.kv_heads * sum(min(n, self.local or n) for n in self.lengths):
             raise ValueError(
                 f"crop: {name} has evicted nothing yet, but what it has learned of the last tokens cannot be "
                 "taken back; start again with cache.reset()"

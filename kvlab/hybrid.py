@@ -3,7 +3,7 @@ V."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
@@ -52,18 +52,26 @@ def forget(layer) -> None:
         layer.__init__(number_of_states=layer.number_of_states)
 
 
-def check_no_gaps(layers, mask_of: Callable[[], Tensor | None]) -> None:
-    """ValueError for a padding mask `[batch, tokens]` with padding between a row's tokens, if a layer has a
-    state, which padding moves."""
-    states = [layer for layer in layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-    mask = mask_of() if states else None
+def moved_by_gaps(layers) -> str | None:
+    """What padding between a row's tokens would do to the row; None: nothing."""
+    for layer in layers:
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            return f"moves the state of a {type(layer).__name__}"
+        if isinstance(layer, Layer) and layer.store.in_blocks:
+            return f"takes places in the blocks of {type(layer.store.policy).__name__}"
+    return None
+
+
+def check_no_gaps(what: str, mask: Tensor | None) -> None:
+    """ValueError for a padding mask `[batch, tokens]` with padding between a row's tokens; what: see
+    `moved_by_gaps`."""
     if isinstance(mask, Tensor) and mask.dim() == 2:
         real = mask.bool()
         later = real.int().flip(1).cummax(1).values.flip(1).bool()  # here, or behind it, the row has a token
         if bool((~real & later & (real.cumsum(1) > 0)).any()):
             raise ValueError(
-                f"padding between a row's tokens moves the state of a {type(states[0]).__name__}: expected "
-                "rows of equal length after the prompt, or one row at a time"
+                f"padding between a row's tokens {what}: expected rows of equal length after the prompt, or "
+                "one row at a time"
             )
 
 

@@ -65,10 +65,8 @@ def kvlab_attention(
             f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"
         )
     with torch.no_grad():
-        if latent is not None:
-            out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
-        else:
-            out = key.attend(query, visibility, scaling, softcap, s_aux)
+        given = query, visibility, scaling, softcap, s_aux
+        out = key.attend(*given) if latent is None else latent.attend(*given, (key, value))
         out = out.transpose(1, 2).contiguous()
     return (_NoGraph.apply(out, query) if query.requires_grad else out), None
 

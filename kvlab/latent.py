@@ -12,8 +12,8 @@ from .attention import Recorded
 from .interface import expanding, latest_visibility
 from .layer import Layer
 from .models import ModelShape
-from .turns import check_piece, join, keep_raw, of_piece
-from .visibility import Visibility
+from .telling import blaming
+from .turns import join, keep_raw, of_piece
 
 
 def shape_of_latents(model, shape: ModelShape, keep, place) -> ModelShape:
@@ -45,13 +45,11 @@ class LatentLayer(Layer):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
         returns those that the pass attends to: the exact prompt, later all tokens held."""
-        self.note_dtype(self.model.dtype)
-        self.is_initialized = True
-        self._pending = latents = key_states.detach(), value_states.detach()
+        self.is_initialized, own = True, key_states.dtype
+        self._pending = latents = self.in_its_dtype(key_states.detach(), value_states.detach())
         if self.waits and self.raw is not None:
-            check_piece(self, key_states)
             pairs = zip((self.raw.keys, self.raw.values), latents, strict=True)
-            key_states, value_states = (torch.cat(pair, 2) for pair in pairs)
+            latents = tuple(torch.cat(pair, 2) for pair in pairs)
         elif self.seen > 0:
             new = key_states.shape[2]
             first = self.store.ends(new)[0] if self.store.in_blocks else new
@@ -62,9 +60,9 @@ class LatentLayer(Layer):
                 )
             with torch.autocast(key_states.device.type, enabled=False):  # no business of what is stored
                 self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
-                key_states, value_states = self.store.read(key_states.device)
+                latents = self.store.read(key_states.device)
         expanding(self)
-        return key_states, value_states
+        return tuple(x.to(own) for x in latents)
 
     def serves(self, attention) -> bool:
         """Whether `attention`, the module that attends, is one of the model's."""
@@ -77,9 +75,8 @@ class LatentLayer(Layer):
     def try_step(self) -> None:
         """Nothing to try: a step's K and V come from the model."""
 
-    def attend_expanded(self, given: Recorded) -> Tensor:
-        """As `attend`, with K and V of all tokens that `update` returned."""
-        self.check_mask(given.visibility)
+    @blaming
+    def _attend(self, given: Recorded) -> Tensor:
         latents, self._pending = self._pending, None
         observes, self._expanded = self.observes and not self.votes_later, given.keys
         if self.waits:
@@ -101,8 +98,7 @@ class LatentLayer(Layer):
     def fill_pieces(self, given: Recorded) -> None:
         received = None
         if self.observes:
-            keys = self._expanded.to(given.query.dtype)  # autocast may have come between two pieces
-            received = replace(given, keys=keys, values=keys).received(self.last_queries)
+            received = replace(given, keys=self._expanded).received(self.last_queries)
         self.fill(given, _mean(received))
 
     def note_queries(self) -> None:
@@ -118,9 +114,6 @@ class LatentLayer(Layer):
     def ended(self) -> None:
         super().ended()
         self._expanded = None
-
-    def attend(self, query, visibility: Visibility, *others) -> Tensor:
-        raise RuntimeError("a latent layer attends to what the model made of its numbers")
 
 
 def _mean(received: Tensor | None) -> Tensor | None:

@@ -34,41 +34,38 @@ class Layer(Contents):
 
     def attend(
         self, query: Tensor, visibility: Visibility, scaling: float, softcap: float | None = None,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, made: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """Append the K and V that `update` took, attend, and let the keep decide. Shapes as in
-        `attention.attend`."""
-        device = query.device.type
-        if torch.is_autocast_enabled(device):  # of attention; what is stored is no business of autocast
-            numbers = query, *self._pending
-            if all(x.dtype != torch.float64 for x in numbers):
-                query, *self._pending = (x.to(torch.get_autocast_dtype(device)) for x in numbers)
-            with torch.autocast(device, enabled=False):
-                self.dtype = None  # autocast may be switched on and off between passes
-                out = self.attend(query, visibility, scaling, softcap, sinks)
-                self.dtype = None
-                return out
-        self._check(query, visibility)
-        given, self._pending = Recorded(query, *self._pending, visibility, scaling, softcap, sinks), None
-        return self._attend(given)
-
-    def _check(self, query: Tensor, visibility: Visibility) -> None:
-        """ValueError for numbers of two dtypes, and for a mask that kvlab does not know."""
+        `attention.attend`; made: K and V, if the model makes them of what `update` returned (`latent.py`)."""
         self.check_mask(visibility)
-        if len(kinds := {x.dtype for x in (query, *self._pending)}) > 1:
+        numbers = self.in_its_dtype(query, *(made or self._pending))
+        given, device = Recorded(*numbers, visibility, scaling, softcap, sinks), query.device.type
+        if not torch.is_autocast_enabled(device):
+            return self._attend(given).to(query.dtype)
+        with torch.autocast(device, enabled=False):
+            return self._attend(given).to(query.dtype)
+
+    def in_its_dtype(self, *numbers: Tensor) -> tuple[Tensor, ...]:
+        """A pass's numbers in the dtype of the layer's first pass, which autocast chose if it was on; it may
+        come and go later. ValueError for numbers of two dtypes, or of another one than before."""
+        device, kinds = numbers[0].device.type, {x.dtype for x in numbers}
+        autocast = torch.is_autocast_enabled(device)
+        if len(kinds) > 1 and not autocast:
             kinds = ", ".join(sorted(map(str, kinds)))
             raise ValueError(
                 f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
             )
-        self.note_dtype(query.dtype)
-
-    def note_dtype(self, dtype: torch.dtype) -> None:
-        """ValueError for another dtype than that of the passes before."""
-        if self.seen and self.dtype not in (None, dtype):
+        if self.dtype is None:
+            chosen = autocast and torch.float64 not in kinds
+            self.dtype = torch.get_autocast_dtype(device) if chosen else max(kinds, key=lambda x: x.itemsize)
+            self.autocast = autocast
+        if not autocast and not self.autocast and self.dtype not in kinds:
             raise ValueError(
-                f"layer {self.index}: K is {dtype}, but the cache was filled in {self.dtype}: make a new one"
+                f"layer {self.index}: K is {numbers[-1].dtype}, but the cache was filled in {self.dtype}: "
+                "make a new one"
             )
-        self.dtype = dtype
+        return tuple(x.to(self.dtype) for x in numbers)
 
     def check_mask(self, visibility: Visibility) -> None:
         if not visibility.known:
@@ -81,6 +78,7 @@ class Layer(Contents):
     def _attend(self, given: Recorded) -> Tensor:
         """A prompt that is read again, a piece that waits for others, a whole prompt, or a pass on top of the
         tokens held, which compiled code may take."""
+        self._pending = None
         if self.rereading is not None:
             return attend_again(self, given)
         if self.waits:
@@ -145,6 +143,11 @@ class Layer(Contents):
         if given.visibility.local is None:  # the configuration has a window, this pass's mask does not
             self.local = None
         self._busy = True
+        if real is not None:  # padding's numbers are nobody's: no format shares a scale with them, or refuses
+            padding = ~real[:, None, :, None]
+            self.given = given = replace(
+                given, **{name: getattr(given, name).masked_fill(padding, 0) for name in ("keys", "values")}
+            )
         try:
             self.place.write(self, given.keys, given.values, real)
         except ValueError as error:

@@ -50,9 +50,9 @@ def make_cache(model, spec: str | Spec | Policy | type[Policy]):
     keep, store, format, place or fetch, or its class: `H2O(0.2)`."""
     check_model(model)
     if (role := role_of(spec)) is not None:
-        policy = spec() if isinstance(spec, type) else spec
-        serve(model)
-        return KVCache(model, **put(role, policy))
+        policies = put(role, spec() if isinstance(spec, type) else spec)
+        serve(model, guesses=_guesses(policies))
+        return KVCache(model, **policies)
     spec = parse(spec)
     try:
         parameters = dict(spec.parameters)
@@ -60,7 +60,7 @@ def make_cache(model, spec: str | Spec | Policy | type[Policy]):
             parameters["link"] = link_named(parameters["link"], model)
         policies = spec.method.policies(**parameters)
         _check_kinds(spec)
-        serve(model, holds=spec.name != "recompute")
+        serve(model, holds=spec.name != "recompute", guesses=_guesses(policies))
         make = policies.pop("cache", KVCache)  # a class or function of the model, instead of a KVCache
         cache = make(model, **policies)
         if (full := spec.parameters.get("full_layers", 0)) > len(cache.layers):
@@ -69,6 +69,11 @@ def make_cache(model, spec: str | Spec | Policy | type[Policy]):
         return cache
     except (ValueError, TypeError) as error:
         raise ValueError(f"method {spec.text!r}: {error}") from error
+
+
+def _guesses(policies: dict) -> bool:
+    """Whether a method asks for a layer's query before its turn."""
+    return getattr(getattr(policies.get("place"), "fetch", None), "speculates", False)
 
 
 def load_cache(path: str | Path, model):

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 
 from .cache import KVCache
 from .errors import kind_and_line
-from .models import cache_name, listed, masks_are_known, prepare, refusal, refused_layers
+from .models import (
+    blocks_of,
+    cache_name,
+    listed,
+    masks_are_known,
+    prepare,
+    refusal,
+    refused_layers,
+    report_block_inputs,
+)
 from .models.shrunk import once, twin_of
 
 PROMPT, STEPS = 20, 5
@@ -57,12 +67,41 @@ def differs(config, make=KVCache) -> str | None:
     return None if off < TOLERANCE else f"it does something of its own with K and V (off by {off:.2g})"
 
 
-def serve(model, holds: bool = True) -> None:
+@torch.no_grad()
+def asks_otherwise(config) -> str | None:
+    """Why the query that a layer of a twin is asked for beforehand is not its own, or None if it is (see
+    `models/rehearsal.py`)."""
+    try:
+        model, inputs, found, asked = prepare(twin_of(config)), {}, {}, {}
+        report_block_inputs(model)
+        cache = KVCache(model)
+        cache.speculate = lambda index, rehearsal: asked.update({index: rehearsal})
+        for index, block in enumerate(blocks_of(model)):
+            note = lambda _, args, given, index=index: inputs.update({index: (*args, given)})
+            block.register_forward_pre_hook(note, with_kwargs=True)
+        for layer in cache.attending:
+            layer.on_read = lambda layer, held, slots, query: found.update({layer.index: query})
+        outputs(model, cache, 1)
+        for index in asked.keys() & found.keys():
+            first, *_, given = inputs[index]
+            hidden = given["hidden_states"] if first is given else first
+            query = replace(asked[index], hidden=hidden)()
+            if not (off := float((query - found[index]).abs().max() / query.std())) <= TOLERANCE:
+                return f"the query of layer {index} cannot be told before its turn (off by {off:.2g})"
+    except Exception as error:
+        return f"the query of a layer cannot be told before its turn ({kind_and_line(error)})"
+    return None
+
+
+def serve(model, holds: bool = True, guesses: bool = False) -> None:
     """Prepare the model for a cache. ValueError, one line that says why, if kvlab's caches cannot serve it;
-    none if the method holds nothing. A type that is not listed is tried on a twin, once."""
-    why = refusal(prepare(model))
+    none if the method holds nothing. A type that is not listed is tried on a twin, once; guesses: whether the
+    method asks for a layer's query before its turn."""
+    why, config = refusal(prepare(model)), model.config.get_text_config(decoder=True)
     if why is None and not listed(model):
-        why = once(_differences, model.config.get_text_config(decoder=True), differs)
+        why = once(_differences, config, differs)
+        if why is None and guesses:
+            why = once(_guesses, config, asks_otherwise)
     if why is None and not masks_are_known(model):
         why = "it attends by a mask of its own"
     if why is not None and holds:
@@ -70,3 +109,4 @@ def serve(model, holds: bool = True) -> None:
 
 
 _differences: dict[str, str | None] = {}  # small configuration -> why it is refused, or None
+_guesses: dict[str, str | None] = {}  # the same, of a method that guesses

@@ -25,9 +25,9 @@ from .parameters import check_file, check_kind, from_json
 from .policy import Policy, State
 from .scratch import written_whole
 
-FORMAT = "3"  # of the file; another one is refused
+FORMAT = "4"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
-OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored")
+OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored", "dtype", "autocast")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass
 SCALARS = (bool, int, float, str, type(None))
 NOTES = ("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "auto_map")
@@ -176,6 +176,8 @@ def check_layer(layer, tokens: int) -> None:
         raise ValueError(f"in_prompt is {layer.in_prompt}")
     if not batch:
         return
+    if not isinstance(layer.dtype, torch.dtype) or not layer.dtype.is_floating_point:
+        raise ValueError(f"its numbers are of {layer.dtype}")
     shape = batch, layer.kv_heads, table.count
     if table.moved is not None:
         fits = table.moved.dtype == torch.int32 and table.moved.shape[::2] == shape[::2]
@@ -192,6 +194,8 @@ def check_layer(layer, tokens: int) -> None:
     for x, width in zip(read, (layer.shape.head_dim, layer.shape.value_dim), strict=True):
         if x.shape[:3] != shape or x.shape[3] not in (0, width):  # none if they are rebuilt
             raise ValueError(f"it holds K or V of shape {tuple(x.shape)}")
+        if x.shape[3] and x.dtype != layer.dtype:
+            raise ValueError(f"it holds K or V of {x.dtype}, where the passes were in {layer.dtype}")
     layer.try_step()
 
 

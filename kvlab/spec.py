@@ -26,6 +26,12 @@ class Spec:
         """The method's name, without parameters."""
         return self.method.name
 
+    def policies(self) -> dict:
+        """The policies that it is made of, before there is a model: without its link, which is one of a
+        machine's then."""
+        told = {name: value for name, value in self.parameters.items() if name != "link"}
+        return self.method.policies(**told)
+
     def __str__(self) -> str:
         return self.text
 

@@ -89,7 +89,7 @@ def checks(spec: Spec) -> list[Check]:
             found.insert(2, ("budget", lambda: fewer(model, spec, rows[0], spec.parameters["budget"])))
         return found
     budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
-    evicts = any(layer.keep.policy.evicts for layer in getattr(make_cache(model, spec), "attending", ()))
+    evicts = any(layer.keep.policy.evicts for layer in make_cache(model, spec).attending)
     if budget is not None and evicts:  # not one of a fetch
         found.insert(2, ("budget", lambda: within(model, spec, rows[0], budget)))
     if same := nothing_given_up(spec):

@@ -165,22 +165,12 @@ def of_piece(given: Recorded, keys: Tensor, values: Tensor) -> Tensor:
     return given.attend_to(keys, values, allowed)[0]
 
 
-def check_piece(layer, keys: Tensor) -> None:
-    """ValueError for a piece whose dtype is not that of the pieces before it."""
-    if layer.raw is not None and layer.raw.keys.dtype != keys.dtype:
-        raise ValueError(
-            f"layer {layer.index}: pieces of one prompt in {layer.raw.keys.dtype} and {keys.dtype}: feed all "
-            "of them in one dtype, with autocast or without"
-        )
-
-
 def join(layer, given: Recorded) -> None:
     """A piece joins those before it, as one pass."""
     raw = layer.raw or replace(given, **{n: getattr(given, n)[:, :, :0] for n in PARTS})
     batch, _, seen = raw.keys.shape[:3]
     if batch != len(given.keys):
         raise ValueError(f"batch of {len(given.keys)} rows, but the cache holds {batch}: use reset()")
-    check_piece(layer, given.keys)
     before = raw.visibility.real(batch, seen, 0)[1] if seen else None
     given.visibility.real(batch, given.keys.shape[2], seen, before)
     parts = {name: torch.cat([getattr(raw, name), getattr(given, name).detach()], 2) for name in PARTS}

@@ -72,10 +72,6 @@ def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protoc
     model, tokenizer = loaded
     asked = [*ASKED, "dog", "Question: the brown dog and the red cat and the brown dog ran to the"]
     how = {"method": method, "protocol": protocol, "max_new_tokens": 5}
-    if method.startswith("kivi") and protocol == "many-questions":
-        with pytest.raises(ValueError, match="batch_size=3: kivi writes blocks of tokens"):
-            kvlab.ask(model, tokenizer, CONTEXT, asked, **how, batch_size=3)
-        asked = [ASKED[0]] * 3
     first = kvlab.ask(model, tokenizer, CONTEXT, asked, **how)
     before = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = first[0].tokens[1]

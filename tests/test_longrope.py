@@ -70,3 +70,15 @@ def test_rows_on_both_sides_are_refused():
     with pytest.raises(ValueError, match="the rows of this batch end at 32 to 33: feed those apart"):
         ids, mask = left_padded([prompt(30), prompt(29, seed=1)])
         kvlab.decode(model, ids, kvlab.make_cache(model, "recompute"), 9, mask)  # no row alone would do so
+
+
+def test_a_static_graph_is_refused_where_it_would_cross():
+    model = model_of(Phi3Config)
+    with pytest.raises(
+        ValueError, match=r"tokens otherwise .longrope., and a static graph rotates all texts"
+    ):
+        kvlab.decode(model, prompt(28), kvlab.make_cache(model, "padded:length=60"), 8)
+    for tokens, chunk in ((40, None), (40, 8)):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "padded:length=60"))
+        with pytest.raises(ValueError, match="a static graph rotates all texts in one way"):
+            stepper.feed(prompt(tokens), chunk=chunk)

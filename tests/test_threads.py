@@ -9,6 +9,7 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
+from kvlab.models.passes import Hook
 
 SPECS = [
     "full",
@@ -115,3 +116,29 @@ def test_a_thread_that_is_gone_leaves_nobody_waiting():
     thread.start()
     thread.join()
     assert kvlab.decode(model, prompt(9), cache, 2)
+
+
+@pytest.mark.parametrize("spec", ["full", "infinigen:budget=8", "kvzip:budget=8"])
+def test_threads_make_the_first_caches_of_a_model_at_once(spec):
+    """A model is prepared once, and tokens of other threads are none of a layer's trial."""
+    for seed in range(6):
+        model, found, start = copy.deepcopy(tiny("llama")), [], threading.Barrier(4)
+
+        def make(model=model, found=found, start=start, seed=seed):
+            start.wait()
+            try:
+                found.append(
+                    kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, spec), 4).tokens
+                )
+            except BaseException as error:
+                found.append(error)
+
+        threads = [threading.Thread(target=make) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        alone = kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, spec), 4).tokens
+        assert all(torch.equal(one, alone) for one in found), found
+        hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]
+        assert sum(isinstance(hook, Hook) for hook in hooks) == 2

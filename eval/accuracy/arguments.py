@@ -1,10 +1,8 @@
-"""Reading the arguments that lm-eval passes to a model; and a model that is scored in eval mode."""
+"""Reading the arguments that lm-eval passes to a model."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 
 import torch
 
@@ -23,15 +21,3 @@ def without_cuda(device: str | None) -> str | None:
         print(f"kvlab: device {device} is not there; the model runs on the CPU", file=sys.stderr)
         return "cpu"
     return device
-
-
-@contextlib.contextmanager
-def evaluating(model) -> Iterator[None]:
-    """The model in eval mode; then each of its modules is as it was."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -81,7 +81,7 @@ def shares_held(cache, wanted: list[list[int]]) -> list[list[float]]:
     """For tokens of each row, by number, the share of layers and KV heads that hold them."""
     most = max(max(row, default=0) for row in wanted)
     asked = torch.tensor([[*row, *[-1] * (max(map(len, wanted)) - len(row))] for row in wanted])
-    layers = getattr(cache, "attending", ())
+    layers = cache.attending
     total = sum(_there(layer.positions, asked, most) for layer in layers) if layers else None
     if total is None:
         return [[] for _ in wanted]

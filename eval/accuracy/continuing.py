@@ -33,22 +33,25 @@ def continuations(
     for members in packed:
         part = [(index, groups[index]) for index in members]
         batch = [group for _, group in part]
+
+        def score(name: str, stepper: Stepper, logits: Tensor, rows: list, batch=batch) -> list:
+            return _continue(scorer, name, stepper, logits, [batch[row] for row in rows])
+
         compute = lambda: scorer.prompt(
             [prompt for prompt, _ in batch],  # noqa: B023
-            lambda name, stepper, logits: _continue(scorer, name, stepper, logits, batch),  # noqa: B023
+            score,  # noqa: B023
             None if cuts is None else [cuts[index] for index in members],  # noqa: B023
             max(len(target) for _, targets in batch for target in targets),  # noqa: B023
         )
         for name, scores in scorer.batch(members, compute).items():
-            queue = iter(scores)
-            for index, (_, targets) in part:
-                answers[name][index] = [tuple(next(queue)) for _ in targets]
+            for index, found in zip(members, scores, strict=True):
+                answers[name][index] = [tuple(score) for score in found]
         scorer.advance(sum(len(targets) for _, targets in batch))
     return {name: answers[name] for name in scorer.caches}
 
 
-def _continue(scorer: Scorer, name: str, stepper: Stepper, logits: Tensor, batch: list) -> list:
-    """Continuations that feed the same tokens (all but their last) share a row."""
+def _continue(scorer: Scorer, name: str, stepper: Stepper, logits: Tensor, batch: list) -> list[list]:
+    """Each group's answers. Continuations that feed the same tokens (all but their last) share a row."""
     place: dict[tuple, int] = {}  # (context, tokens fed) -> row
     asked = [(owner, targets) for owner, (_, group) in enumerate(batch) for targets in group]
     row_of = [place.setdefault((owner, tuple(t[:-1])), len(place)) for owner, t in asked]
@@ -89,8 +92,8 @@ def _continue(scorer: Scorer, name: str, stepper: Stepper, logits: Tensor, batch
         active = active if kept is None else active[kept]
         tokens = fed[active, step - 1].clamp(min=0)
         score(step, active, scorer.step(name, stepper, tokens).cpu())
-    answers = zip((total[row_of] + ends).tolist(), (greedy[row_of] & hits).tolist(), strict=True)
-    return list(answers)
+    found = zip((total[row_of] + ends).tolist(), (greedy[row_of] & hits).tolist(), strict=True)
+    return [[next(found) for _ in targets] for _, targets in batch]
 
 
 def _at_once(

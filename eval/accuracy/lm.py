@@ -40,13 +40,13 @@ from tqdm import tqdm
 
 import kvlab
 from kvlab.devices import entry_of
-from kvlab.models import ModelShape
+from kvlab.models import ModelShape, evaluating
 from kvlab.spec import Spec, parse
 
 from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
 from ..core.measurement import USUAL, rows_at_once
-from .arguments import evaluating, with_parameters, without_cuda
+from .arguments import with_parameters, without_cuda
 from .batching import PREFILLED, Meter
 from .boundaries import check_until
 from .choosing import choice

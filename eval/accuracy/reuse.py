@@ -51,7 +51,7 @@ class Chosen(Keep):
 def reusing(model, spec: Spec) -> tuple[KVCache, Sets] | None:
     """A cache of the method that holds what `Sets` says, for `reuse`; None for a method without a keep.
     Raises Problem where `check` does."""
-    keep, policies = check(spec), policies_of(spec)
+    keep, policies = check(spec), spec.policies()
     if keep is None:
         return None
     sets = Sets()
@@ -61,7 +61,7 @@ def reusing(model, spec: Spec) -> tuple[KVCache, Sets] | None:
 def check(spec: Spec) -> Keep | None:
     """The method's keep, None where nothing goes. Raises Problem for one of which more than a choice of
     tokens would have to be carried from one question to another."""
-    policies = policies_of(spec)
+    policies = spec.policies()
     keep = policies.get("keep")
     if "cache" in policies or not getattr(keep, "evicts", False):
         return None
@@ -70,9 +70,3 @@ def check(spec: Spec) -> Keep | None:
         if getattr(keep, name):
             raise Problem(f"method {spec.text}: {name} under protocol {REUSE}: {why}; use another protocol")
     return keep
-
-
-def policies_of(spec: Spec) -> dict:
-    """The policies that a method is made of, without its link, which changes no answer."""
-    parameters = {name: value for name, value in spec.parameters.items() if name != "link"}
-    return spec.method.policies(**parameters)

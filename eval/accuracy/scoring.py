@@ -101,10 +101,10 @@ class Scorer:
         """Prefill all but the last TAIL tokens and feed those through each cache; with `cuts`, tokens of each
         prompt's context, prefill the contexts and feed the questions, the last TAIL tokens by themselves.
 
-        score(name, stepper, logits `[batch, V]`) -> result; returns {method: result}. `recompute` has
-        nothing to prefill: it gets a fresh stepper and no logits, and makes its own passes. known: so many
-        tokens that are known follow at most; then a cache whose steps pass `at_once` gets no logits either,
-        and its last TAIL tokens are still to be fed.
+        score(name, stepper, logits `[rows, V]`, rows) -> what each of these rows answers; returns {method:
+        answers of all rows}. `recompute` has nothing to prefill: it gets a fresh stepper and no logits, and
+        makes its own passes. known: so many tokens that are known follow at most; then a cache whose steps
+        pass `at_once` gets no logits either, and its last TAIL tokens are still to be fed.
         """
         lasting = {method: cache for method, cache in self.caches.items() if not cache.recompute}
         passing = {method: cache for method, cache in self.caches.items() if cache.recompute}
@@ -117,7 +117,7 @@ class Scorer:
         for method, cache in passing.items():
             try:
                 with self.clock.of(method):
-                    found[method] = score(method, Stepper(self.model, cache), None)
+                    found[method] = score(method, Stepper(self.model, cache), None, [*range(len(prompts))])
             except Exception as error:
                 self.errors[method] = error
                 del self.caches[method]
@@ -137,7 +137,8 @@ class Scorer:
             if self.evict == ONCE:
                 stepper.cache.hold()
             self._look(name, stepper, [[place] for place in range(len(prompts))])
-            return score(name, stepper, self._end(name, stepper, prompts, known) if tail else logits)
+            end = self._end(name, stepper, prompts, known) if tail else logits
+            return score(name, stepper, end, [*range(len(prompts))])
 
         return self.each(caches, ids, mask, True, go_on)
 
@@ -157,20 +158,33 @@ class Scorer:
         for place, members in enumerate(asked):
             owner[members] = place
         rest = [prompt[cut:-TAIL] for prompt, cut in zip(prompts, cuts, strict=True)]
-        # never one column, which would be a decode step to a place on the host, in some batches only
-        wide = max(2, *map(len, rest))
-        question, real = (part[:-2] for part in pad_left([*rest, [0] * wide, [0]], 0, self.device))
-        real = None if bool(real.all()) else real
 
-        def go_on(name: str, stepper: Stepper, logits: Tensor):
+        def ask(name: str, stepper: Stepper, rows: list[int]) -> list:
+            """These rows' questions, and what follows them."""
+            here = [rest[row] for row in rows]
+            # never one column, which would be a decode step to a place on the host, in some batches only
+            wide = max(map(len, here)) if stepper.cache.gapless else max(2, *map(len, here))
+            question, real = (part[:-2] for part in pad_left([*here, [0] * wide, [0]], 0, self.device))
+            if any(here):
+                stepper.feed(question, attention_mask=None if bool(real.all()) else real, last=True)
+            return score(name, stepper, self._end(name, stepper, [prompts[row] for row in rows], known), rows)
+
+        def go_on(name: str, stepper: Stepper, logits: Tensor) -> list:
             if self.evict == ONCE:
                 stepper.cache.hold()
             self._look(name, stepper, asked)
-            if len(asked) < len(prompts):
-                stepper.fork(owner.to(self.device))
-            if any(rest):
-                stepper.feed(question, attention_mask=real, last=True)
-            return score(name, stepper, self._end(name, stepper, prompts, known))
+            if not stepper.cache.gapless:
+                if len(asked) < len(prompts):
+                    stepper.fork(owner.to(self.device))
+                return ask(name, stepper, [*range(len(prompts))])
+            answers: list = [None] * len(prompts)
+            for length in {*map(len, rest)}:  # no padding between a context and a question
+                rows = [row for row, one in enumerate(rest) if len(one) == length]
+                part = stepper.copied()
+                part.fork(owner[rows].to(self.device))
+                for row, answer in zip(rows, ask(name, part, rows), strict=True):
+                    answers[row] = answer
+            return answers
 
         return self.each(caches, ids, mask, True, go_on)
 

@@ -26,14 +26,18 @@ def generate(
     made: dict[str, list] = {name: [[] for _ in prompts] for name in scorer.caches}
     for part in scorer.packed(prompts, cuts):
         texts = [choices[index] for index in part]
-        drafts: list[list[int]] = []  # what another method wrote, for `recompute` to check
+        drafts = [[] for _ in part]  # what another method wrote, for `recompute` to check
 
-        def write(name: str, stepper: Stepper, logits: Tensor, texts=texts, drafts=drafts) -> list:
+        def write(
+            name: str, stepper: Stepper, logits: Tensor, rows: list, texts=texts, drafts=drafts
+        ) -> list:
+            asked = [texts[row] for row in rows]
             if stepper.cache.recompute:
-                known = list(drafts) or [[] for _ in texts]
-                return _check(scorer, name, stepper, texts, known, limit, stop)
-            drafts[:] = _write(scorer, name, stepper, logits, texts, limit, stop)
-            return list(drafts)
+                return _check(scorer, name, stepper, asked, list(drafts), limit, stop)
+            found = _write(scorer, name, stepper, logits, asked, limit, stop)
+            for row, tokens in zip(rows, found, strict=True):
+                drafts[row] = tokens
+            return found
 
         contexts = None if cuts is None else [cuts[index] for index in part]
         compute = lambda: scorer.prompt([one.prompt for one in texts], write, contexts)  # noqa: B023

@@ -62,7 +62,9 @@ def code_digest(harness: Path = HARNESS) -> str:
 def method_digest(spec) -> str | None:
     """Of what a method's `Spec` uses that is not kvlab's: classes of your own, and a profile; None where it
     uses nothing else. Problem where the source of such a class cannot be read."""
-    parts = [_source(kind) for name in (spec.name, *spec.parameters.values()) for kind in _own(name)]
+    named = [kind for name in (spec.name, *spec.parameters.values()) for kind in _own(name)]
+    files = {file for kind in named for file in _imported(sys.modules.get(kind.__module__))}
+    parts = [*map(_source, named), *(syntax(file.read_text("utf-8")) for file in sorted(files))]
     if "profile" in spec.parameters:
         parts.append(digest([spec.parameters["profile"]]).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12] if parts else None
@@ -98,6 +100,23 @@ def _source(one) -> bytes:
             f"the source of {one.__qualname__} cannot be read, so stored numbers could not name it"
         ) from None
     return syntax(text)
+
+
+def _imported(module) -> set[Path]:
+    """Files beside a module's own, of the modules that it imports from its folder, and those from theirs."""
+    top = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
+    if not getattr(top, "__file__", None) or not getattr(module, "__file__", None):
+        return set()
+    folder, found, waiting = Path(top.__file__).parent, {module}, [module]
+    installed = folder.name in ("site-packages", "dist-packages")  # a single file, among everybody's
+    while waiting and not installed:
+        for value in list(vars(waiting.pop()).values()):
+            other = value if inspect.ismodule(value) else sys.modules.get(getattr(value, "__module__", None))
+            file = getattr(other, "__file__", None)
+            if file and file.endswith(".py") and folder in Path(file).parents and other not in found:
+                found.add(other)
+                waiting.append(other)
+    return {Path(other.__file__) for other in found - {module}}
 
 
 @cache

@@ -259,7 +259,7 @@ class OfMethods(OnModel):
         for spec in self.specs:
             if spec.name in METHODS | PROFILED:  # values that no model could take
                 try:
-                    spec.method.policies(**spec.parameters)
+                    spec.policies()
                 except (TypeError, ValueError) as error:
                     raise Problem(f"method {spec.text!r}: {error}") from error
 

@@ -160,8 +160,7 @@ def _sized(line: Line, room: Room) -> Line:
 
 def chooses(spec) -> bool:
     """Whether a method lets go of tokens, or fetches some alone."""
-    made = spec.method.policies(**spec.parameters)
-    return (made.get("keep") or KeepAll()).evicts or "budget" in spec.method.parameters
+    return (spec.policies().get("keep") or KeepAll()).evicts or "budget" in spec.method.parameters
 
 
 def check(methods, minutes: float, memory, context, users: int) -> list:

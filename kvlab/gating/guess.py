@@ -17,7 +17,7 @@ LADDER = tuple((alpha, ratio) for ratio in (0.3, 0.5, 1.0) for alpha in (4.0, 5.
 def foreseen(model, tokenizer, spec) -> str:
     """How often the settings of a method that guesses bring the token that a head attends to most, and the
     first of `LADDER` that bring it in `ENOUGH` of all cases; nothing for a method that does not guess."""
-    asked = getattr(spec.method.policies(**spec.parameters).get("place"), "fetch", None)
+    asked = getattr(spec.policies().get("place"), "fetch", None)
     if not getattr(asked, "speculates", False):
         return ""
     ids = torch.tensor([tokenizer(document(0, False, 1).context).input_ids])

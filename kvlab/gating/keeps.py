@@ -16,7 +16,7 @@ import torch
 from ..devices import entry_of
 from .formats import SURE
 from .reading import Reading
-from .texts import CHOICES, Document, document
+from .texts import CHOICES, NAMES, Document, document
 
 PROTOCOLS = ("context-first", "question-inside")
 QUESTIONS = {"context-first": 3, "question-inside": 1}  # of a document
@@ -36,9 +36,13 @@ class Answers:
 @torch.no_grad()
 def ask(model, tokenizer, methods: list, seed: int, found: dict[str, Answers]) -> dict[str, str]:
     """Ask every method, `full` included, about two documents more. Returns {method: why it was refused}."""
-    refused = {}
+    refused, names = {}, told_apart(tokenizer)
+    if len(names) < CHOICES:
+        return dict.fromkeys(
+            methods, "in this tokenizer, the names to choose among begin with the same token"
+        )
     for needle in (False, True):
-        asked = document(2 * seed + needle, needle, QUESTIONS["context-first"])
+        asked = document(2 * seed + needle, needle, QUESTIONS["context-first"], names)
         context = torch.tensor([tokenizer(asked.context).input_ids], device=entry_of(model))
         first = Reading.of(model, context)
         cut = [_joined(first.ids, tokenizer, begun) for begun, _, _ in asked.questions]
@@ -69,9 +73,21 @@ def _answers(model, tokenizer, method, asked: Document, first: Reading, cut, ins
 
 
 def _right(tokenizer, logits, question: tuple[str, list[str], int]) -> bool:
-    _, names, label = question
-    firsts = [tokenizer(f" {name}", add_special_tokens=False).input_ids[0] for name in names]
-    return int(logits[0, firsts].argmax()) == label
+    begun, names, label = question
+    return int(logits[0, [_first(tokenizer, begun, name) for name in names]].argmax()) == label
+
+
+def _first(tokenizer, begun: str, name: str) -> int:
+    """The first token of a name that ends a sentence: alone, a name may begin with the blank before it."""
+    before, whole = (
+        tokenizer(said, add_special_tokens=False).input_ids for said in (begun, f"{begun} {name}")
+    )
+    return whole[min(len(before), len(whole) - 1)]
+
+
+def told_apart(tokenizer) -> list[str]:
+    """Names of which no two begin with the same token."""
+    return list({_first(tokenizer, "The key is with", name): name for name in NAMES[::-1]}.values())[::-1]
 
 
 def _joined(context: torch.Tensor, tokenizer, question: str) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Reading:
         these numbers refuse."""
         cache = make_cache(self.model, method)
         stepper = Stepper(self.model, cache)
-        if cache.recompute or not cache.fillable or len(cache.layers) != len(self.layers):
+        if cache.recompute or not getattr(cache, "fillable", False) or len(cache.layers) != len(self.layers):
             stepper.feed(self.ids, last=True)
             return stepper
         for layer, given in zip(cache.layers, self.layers, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -52,10 +53,11 @@ def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
     return torch.tensor(found)
 
 
-def document(seed: int, needle: bool, questions: int) -> Document:
-    """Facts alone, or a few of them in prose. The names to choose among are all in the document."""
+def document(seed: int, needle: bool, questions: int, names: Sequence[str] = NAMES) -> Document:
+    """Facts alone, or a few of them in prose. The names to choose among, at least `CHOICES`, are all in the
+    document."""
     rng = random.Random(seed)
-    facts, pairs = _facts(rng, CHOICES if needle else 20)
+    facts, pairs = _facts(rng, CHOICES if needle else 20, names)
     said = list(facts)
     if needle:
         paragraphs = [part for part in text("prose").split("\n\n") if part.strip()]
@@ -66,15 +68,15 @@ def document(seed: int, needle: bool, questions: int) -> Document:
         said = sentences
     asked = []
     for place, name in rng.sample(pairs, questions):
-        others = rng.sample([other for _, other in pairs if other != name], CHOICES - 1)
-        names = sorted([name, *others])
-        asked.append((f"\nThe key of the {place} is with", names, names.index(name)))
+        others = rng.sample([*dict.fromkeys(other for _, other in pairs if other != name)], CHOICES - 1)
+        choices = sorted([name, *others])
+        asked.append((f"\nThe key of the {place} is with", choices, choices.index(name)))
     return Document(" ".join(said), asked)
 
 
-def _facts(rng: random.Random, count: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Sentences, and what they say: (place, name). No place comes twice, and no name before all have come."""
+def _facts(rng: random.Random, count: int, names: Sequence[str] = NAMES):
+    """(Sentences, what they say: (place, name)). No place comes twice, and no name before all have come."""
     places = rng.sample([" ".join(pair) for pair in product(COLOURS, ROOMS)], count)
-    names = [name for _ in range(-(-count // len(NAMES))) for name in rng.sample(NAMES, len(NAMES))]
-    pairs = list(zip(places, names, strict=False))
+    some = [name for _ in range(-(-count // len(names))) for name in rng.sample(names, len(names))]
+    pairs = list(zip(places, some, strict=False))
     return [f"The key of the {place} is with {name}." for place, name in pairs], pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -60,43 +61,42 @@ class LagKV(Keep):
             raise ValueError(f"lag={self.lag}: longer than a prompt of {tokens} tokens")
         return max(2, resolve_budget(self.lag, limit) or limit)
 
-    def cut(self, layer, row: int) -> tuple[int, int, int]:
-        """How a row's tokens are divided: (first tokens, blocks that have a next one, tokens of a block)."""
-        lag = self.block(layer.state.limits[row], layer.rows_held[row])
-        held = (layer.slot_positions[row] >= 0).sum(-1)
-        if held.min() < held.max():
-            raise ValueError(
-                "lagkv cuts a row into blocks that all heads share, and after adakv heads hold different "
-                "numbers of tokens: expected one turn, or turns='first'"
-            )
-        positions = layer.slot_positions[row, 0]
-        first = int(((positions >= 0) & (positions < self.sinks)).sum())
-        return first, max(0, (layer.rows_held[row] - first) // lag - 1), lag
+    def parts(self, layer) -> Iterator[tuple[int, Tensor, int, int, int]]:
+        """How tokens are divided: (row, its heads that hold so many tokens, first tokens, blocks that have a
+        next one, tokens of a block). Heads hold different numbers where a window has left some of those that
+        stayed, and after adakv."""
+        for row, held in enumerate(layer.slot_positions >= 0):
+            lag, counts = self.block(layer.state.limits[row], layer.rows_held[row]), held.sum(-1)
+            for count in counts.unique().tolist():
+                heads = (counts == count).nonzero()[:, 0]
+                one = heads[0]
+                first = int((held[one] & (layer.slot_positions[row, one] < self.sinks)).sum())
+                yield row, heads, first, max(0, (count - first) // lag - 1), lag
 
     def by_rule(self, layer) -> Tensor:
         """The first tokens, the last whole block, and the tokens after it."""
         held = layer.slot_positions >= 0
         order, stays = held.cumsum(-1) - 1, held.clone()
-        for row in range(len(held)):
-            first, blocks, lag = self.cut(layer, row)
-            stays[row] &= (order[row] < first) | (order[row] >= first + blocks * lag)
+        for row, heads, first, blocks, lag in self.parts(layer):
+            at = order[row, heads]
+            stays[row, heads] &= (at < first) | (at >= first + blocks * lag)
         return stays
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
         score = 1.0 + positions  # of the first and last tokens; those of a block are below 1
-        for row, held in enumerate(positions >= 0):
-            first, blocks, lag = self.cut(layer, row)
+        for row, heads, first, blocks, lag in self.parts(layer):
+            own, there = score[row, heads], positions[row, heads] >= 0
             if blocks > 0:
                 chosen = slice(first, first + blocks * lag)
-                parts = (x[row][held].unflatten(0, (len(held), -1)).float() for x in (keys, values))
-                weight = sum(weights(x[:, first : chosen.stop + lag], lag) for x in parts)
-                rank = weight.argsort(dim=-1, stable=True).argsort(dim=-1) / lag
-                own = score[row][held].unflatten(0, (len(held), -1))
-                own[:, chosen] = rank.flatten(1)
-                score[row][held] = own.flatten()
-            score[row][held & (positions[row] < self.sinks)] = torch.inf
+                both = (x[row, heads][there].unflatten(0, (len(heads), -1)).float() for x in (keys, values))
+                weight = sum(weights(x[:, first : chosen.stop + lag], lag) for x in both)
+                ranked = own[there].unflatten(0, (len(heads), -1))
+                ranked[:, chosen] = (weight.argsort(dim=-1, stable=True).argsort(dim=-1) / lag).flatten(1)
+                own[there] = ranked.flatten()
+            own[there & (positions[row, heads] < self.sinks)] = torch.inf
+            score[row, heads] = own
         return score
 
 

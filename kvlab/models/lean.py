@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..errors import first_line
 from ..interface import Asked, stopping
 
 
@@ -85,6 +86,11 @@ def asked(module: nn.Module, args: tuple, given: dict):
             module.forward(*args, **given)
     except Asked as stop:
         return stop.args[0]
+    except TypeError as error:
+        raise ValueError(
+            f"{type(module).__name__} is called with more than its input, and cannot be asked for its query "
+            f"beforehand: {first_line(error)}"
+        ) from error
     raise ValueError(f"{type(module).__name__} does not call the attention function")
 
 

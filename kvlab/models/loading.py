@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from pathlib import Path
 
@@ -37,6 +38,7 @@ LISTED = frozenset((
 LAYERS = 10_000  # more, and a configuration is damaged: a model would be built without end
 _prepared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> whether its masks are known
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
+_one_at_a_time = threading.RLock()  # of the threads that prepare models
 
 
 def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_parallel=False):
@@ -186,19 +188,20 @@ def prepare(model):
     scratch.set_up()
     check_model(model)
     register()
-    if model not in _prepared and model.config.is_encoder_decoder:
-        raise ValueError(_cannot(model))
-    text = model.config.get_text_config(decoder=True)
-    kinds = model.config.__class__ | text.__class__
-    for config in (model.config, text, *(getattr(module, "config", None) for module in model.modules())):
-        if isinstance(config, kinds):  # a layer that was copied, and has come since, has one of its own
-            answer(config)
-    report_passes(model)
-    if model not in _prepared:
-        known = _masks_are_known(model)
-        if known is None and not refused_layers(model.config):
+    with _one_at_a_time:
+        if model not in _prepared and model.config.is_encoder_decoder:
             raise ValueError(_cannot(model))
-        _prepared[model] = bool(known)
+        text = model.config.get_text_config(decoder=True)
+        kinds = model.config.__class__ | text.__class__
+        for config in (model.config, text, *(getattr(module, "config", None) for module in model.modules())):
+            if isinstance(config, kinds):  # a layer that was copied, and has come since, has one of its own
+                answer(config)
+        report_passes(model)
+        if model not in _prepared:
+            known = _masks_are_known(model)
+            if known is None and not refused_layers(model.config):
+                raise ValueError(_cannot(model))
+            _prepared[model] = bool(known)
     return model
 
 

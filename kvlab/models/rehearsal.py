@@ -98,7 +98,12 @@ def _lenders(model, blocks) -> list[int]:
     """For every block the last one before it that is given the same object as position embeddings, and so has
     it already (-1: none)."""
     given: list = []
-    note = lambda block, args, kwargs: given.append(kwargs.get("position_embeddings"))
+    here = threading.get_ident()
+
+    def note(block, args, kwargs) -> None:
+        if threading.get_ident() == here:  # others may use the model meanwhile
+            given.append(kwargs.get("position_embeddings"))
+
     hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
     try:
         recorded(model, torch.zeros(1, 1, dtype=torch.long))

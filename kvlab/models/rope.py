@@ -96,7 +96,7 @@ class Switch:
         before = max(cache.lengths) > self.tokens if seen and self.beyond is None else self.beyond
         if seen and before != longer:
             other = "what is cached is on one side and this token on the other"
-            self._refuse(f"{other}: feed the whole text in one pass")
+            self.refuse(f"{other}: feed the whole text in one pass")
         self.beyond = longer
 
     def check_lengths(self, lengths: list[int]) -> bool | None:
@@ -105,10 +105,11 @@ class Switch:
             return None
         longer = {length > self.tokens for length in lengths}
         if len(longer) > 1:
-            self._refuse(f"the rows of this batch end at {min(lengths)} to {max(lengths)}: feed those apart")
+            self.refuse(f"the rows of this batch end at {min(lengths)} to {max(lengths)}: feed those apart")
         return longer.pop()
 
-    def _refuse(self, why: str) -> NoReturn:
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the ValueError of a text that crosses it."""
         rotates = f"rotates texts of more than {self.tokens} tokens otherwise (longrope)"
         raise ValueError(f"{self.name} {rotates}, and {why}")
 

@@ -83,7 +83,6 @@ class Quest(TopK):
     def _bound(self, layer, keys: Tensor, first: int) -> None:
         """Keys `[batch, kv_heads, tokens, head_dim]` in the slots from `first` on join their pages."""
         state, count = layer.state, -(-max(layer.lengths) // self.page)
-        keys = keys if state.low is None else keys.to(state.low.dtype)  # autocast comes and goes
         positions = layer.slot_positions[:, :, first : first + keys.shape[2], None].long()
         padding, pages = positions < 0, (positions.clamp(min=0) // self.page).expand_as(keys)
         limits = torch.finfo(keys.dtype)  # finite: a bound of nothing times 0 is 0
@@ -102,10 +101,7 @@ class Quest(TopK):
         count = max(count, 0 if state.low is None else state.low.shape[2])  # the longest row may have left
         at = layer.slot_positions[:, 0, first : first + keys.shape[2]].long()  # [batch, tokens]
         if state.open is not None:
-            keys, at = (
-                torch.cat([state.open, keys.to(state.open.dtype)], 2),
-                torch.cat([state.open_at, at], 1),
-            )
+            keys, at = torch.cat([state.open, keys], 2), torch.cat([state.open_at, at], 1)
         batch, heads, _, width = keys.shape
         real, wide = (at >= 0)[:, None, :, None], keys.to(torch.promote_types(keys.dtype, torch.float32))
         pages = (at.clamp(min=0) // self.page)[:, None, :, None].expand(-1, heads, -1, width)

@@ -213,8 +213,8 @@ class ShadowState(DeviceState):
         (values,) = layer.store.pick(slots.cpu()).values
         self.fetched_bytes = int((slots >= 0).sum()) * layer.store.bytes_per_slot
         layer.moved_bytes += self.fetched_bytes
-        keys = torch.cat([self.made(layer, slots), self.keys], 2).to(query.dtype)  # autocast comes and goes
-        values = torch.cat([values.to(query.device), self.values], 2).to(query.dtype)
+        keys = torch.cat([self.made(layer, slots), self.keys], 2)
+        values = torch.cat([values.to(query.device), self.values], 2)
         return Packed.of_numbers(keys, values), torch.cat([slots, self.exact], 2)
 
     def select(self, layer, query: Tensor) -> Tensor:

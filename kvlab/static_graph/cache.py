@@ -75,7 +75,11 @@ class PaddedCache(Bound):
         with self._row_by_row() as found:
             for row, manager in enumerate(self.managers):
                 ids = input_ids[row] if real is None else input_ids[row][real[row]]
-                logits = torch.from_numpy(self.engine.feed(manager, ids.tolist())) if len(ids) else None
+                logits = (
+                    torch.from_numpy(self.engine.feed(manager, ids.tolist(), self.prefilling))
+                    if len(ids)
+                    else None
+                )
                 if len(ids) != tokens:
                     full = torch.zeros(tokens, self.engine.model.config.get_text_config().vocab_size)
                     if logits is not None:

@@ -11,8 +11,8 @@ rows that it writes the manager takes those that are of real tokens, by one copy
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
-from ..models import ModelShape, is_latent, layers_of, prepare
+from ..models import ModelShape, Switch, evaluating, is_latent, layers_of, prepare
 from ..parameters import check_one_of, check_whole
 from ..saved import model_digest
 from .cache import PaddedCache
@@ -38,6 +38,8 @@ from .kv_manager import KVManager, spare_part
 from .quantized import calibrate, half, quantize
 
 CHUNK = 64
+PROBE = 3  # tokens that a graph and the model are given, to compare their logits
+DIFFERENCE = {"fp32": 1e-3, "fp16": 1e-2}  # of the largest logit, at most; more where codes are rounded
 
 
 class StaticGraphEngine:
@@ -81,23 +83,53 @@ class StaticGraphEngine:
         self.digest, self.cache, self.chunk = model_digest(model), cache, chunk
         self.threads = threads or torch.get_num_threads()
         self.graphs: dict[int, _Graph] = {}
-        self.graph = self._graph(1)
-        self.steps, self.step_seconds, self.manage_seconds = 0, 0.0, 0.0  # of passes with one token
+        self.switch, self.vocabulary = Switch(model), model.config.get_text_config().vocab_size
+        self._graph(1)
 
     def _graph(self, width: int) -> _Graph:
         """The graph for so many tokens, made when the first are there."""
         if width not in self.graphs:
-            spec = GraphSpec(self.digest, self.form, width, self.numbers, scales_digest(self.scales))
-            path = graph_file(self.model, spec, self.scales, self.cache)
-            names = sequence_names(self.shape.layers, self.parts)
-            made = session(path, self.length, width, self.threads)
-            self.graphs[width] = _Graph(made, weights(self.model), names)
+            self.graphs[width] = self._kept(width, self.cache)
+            self._check(width)
         return self.graphs[width]
+
+    def _kept(self, width: int, cache: Path | None) -> _Graph:
+        """The graph of so many tokens in a folder, exported first when it is not there."""
+        spec = GraphSpec(self.digest, self.form, width, self.numbers, scales_digest(self.scales))
+        path = graph_file(self.model, spec, self.scales, cache)
+        made = session(path, self.length, width, self.threads)
+        return _Graph(made, weights(self.model), sequence_names(self.shape.layers, self.parts))
+
+    def _check(self, width: int) -> None:
+        """Export again a graph that does not compute what the model does now: hooks, buffers and attributes
+        are part of a graph, but not of its name. ValueError if that does not help."""
+        if not self._differs(width):
+            return
+        with TemporaryDirectory() as folder:
+            self.graphs[width] = self._kept(width, Path(folder))
+        if self._differs(width) and self.numbers in DIFFERENCE:
+            raise ValueError(f"the static graph of this {type(self.model).__name__} computes other logits")
+
+    @torch.no_grad()
+    def _differs(self, width: int) -> bool:
+        """Whether a few tokens have other logits in the graph than in the model."""
+        ids = torch.arange(1, 1 + min(PROBE, self.length)) % self.vocabulary
+        ids = ids[:width] if width > 1 else ids
+        with evaluating(self.model):
+            own = self.model(ids[None], use_cache=False).logits[0]
+        manager, graph = self._buffers(), self.graphs[width]
+        pieces = [ids.tolist()] if width > 1 else ids[:, None].tolist()
+        found = torch.from_numpy(np.concatenate([self._run(graph, manager, piece) for piece in pieces]))
+        return not float((found - own).abs().max() / own.abs().max()) <= DIFFERENCE.get(self.numbers, 0.25)
 
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
-        for graph in self.graphs.values():
+        for width, graph in list(self.graphs.items()):
             graph.read(weights(self.model))
+            self._check(width)
+        return self._buffers()
+
+    def _buffers(self) -> KVManager:
         return KVManager(
             2 * self.shape.layers * self.parts,
             self.length,
@@ -105,7 +137,7 @@ class StaticGraphEngine:
             heads=self.shape.kv_heads // self.parts,
             policy=self.policy,
             extra=self.extra,
-            dtype=self.graph.dtype,
+            dtype=self.graphs[1].dtype,
         )
 
     def written(self, rows: Tensor) -> Tensor:
@@ -114,10 +146,14 @@ class StaticGraphEngine:
             return quantize(rows, torch.stack(self.scales))
         return half(rows) if self.numbers == "fp16" else rows
 
-    def feed(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
-        """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`."""
-        if len(tokens) > 1 and not manager.seen:
-            self.check_prompt(len(tokens))
+    def feed(self, manager: KVManager, tokens: list[int], prompt: bool = False) -> np.ndarray:
+        """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`. prompt: whether
+        more tokens of a prompt may follow."""
+        seen = manager.seen + len(tokens)
+        if prompt or (len(tokens) > 1 and not manager.seen):
+            self.check_prompt(seen)
+        if self.switch.check_lengths([seen]):
+            self.switch.refuse("a static graph rotates all texts in one way")
         pieces = [tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk)]
         return np.concatenate([self._pass(manager, piece) for piece in pieces])
 
@@ -132,27 +168,26 @@ class StaticGraphEngine:
 
     def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """One token, or up to `chunk`, through the graph of that width: logits `[tokens, vocabulary]`."""
-        started, count, one = time.perf_counter(), len(tokens), len(tokens) == 1
-        graph = self._graph(1 if one else self.chunk)
+        graph = self._graph(1 if len(tokens) == 1 else self.chunk)
         if graph.moved():
             graph.read(weights(self.model))
+        return self._run(graph, manager, tokens)
+
+    def _run(self, graph: _Graph, manager: KVManager, tokens: list[int]) -> np.ndarray:
+        """As `_pass`, with the graph at hand."""
+        count, one = len(tokens), graph.width == 1
         mask, places = (manager.mask, manager.place()) if one else (graph.mask, graph.places)
         graph.token[0, :count] = tokens  # no real token sees the rest
         graph.position[0] = manager.seen + np.minimum(np.arange(graph.width), count - 1)
         if not one:
             mask[:] = chunk_mask(manager.positions(), manager.seen, graph.width, self.length)
         graph.bind(mask, manager.past_addresses(), places)
-        ready = time.perf_counter()
         graph.run()
-        ran = time.perf_counter()
-        if not one:
+        if one:
+            manager.commit()
+        else:
             manager.append(graph.rows[:, :, :count])
-            return graph.logits[:count].copy()
-        manager.commit()
-        self.steps += 1
-        self.step_seconds += time.perf_counter() - started
-        self.manage_seconds += ready - started + time.perf_counter() - ran
-        return graph.logits.copy()
+        return graph.logits[:count].copy()
 
 
 class _Graph:

@@ -26,7 +26,7 @@ from torch import Tensor
 from .. import scratch
 from ..errors import first_line
 from ..extras import EXTRAS, needs
-from ..models import ModelShape, prepare
+from ..models import ModelShape, evaluating, prepare
 from ..models.files import damage, write_sums
 from . import graph
 from .graph import NUMBERS, OPSET, StaticStep, sequence_names
@@ -94,18 +94,23 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
     token, mask = torch.zeros(1, width, dtype=torch.long), torch.zeros(1, 1, width, TRACED + width)
     heads = shape.kv_heads // parts
     past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=form.dtype) for _ in names]
-    step = StaticStep(model, parts, [form(scale) for scale in scales or [None] * len(names)]).eval()
-    with torch.no_grad(), _undisturbed():
-        program = torch.onnx.export(
-            step,
-            (token, token.clone(), mask, past),
-            input_names=["token", "position", "mask", *(f"past.{name}" for name in names)],
-            output_names=["logits", *(f"new.{name}" for name in names)],
-            dynamo=True,
-            opset_version=OPSET,
-            optimize=False,  # the session does it, in a tenth of the time
-            verbose=False,
-        )
+    step = StaticStep(model, parts, [form(scale) for scale in scales or [None] * len(names)])
+    with torch.no_grad(), evaluating(step), _undisturbed():
+        try:
+            program = torch.onnx.export(
+                step,
+                (token, token.clone(), mask, past),
+                input_names=["token", "position", "mask", *(f"past.{name}" for name in names)],
+                output_names=["logits", *(f"new.{name}" for name in names)],
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,  # the session does it, in a tenth of the time
+                verbose=False,
+            )
+        except Exception as error:
+            raise ValueError(
+                f"torch cannot export {type(model).__name__} as a static graph: {first_line(error)}"
+            ) from error
         _open(program.model.graph, set(weights(model)))
         folder.mkdir()
         onnx_ir.save(program.model, folder / FILE)

@@ -44,7 +44,7 @@ class ExactSinks(State):
         # not in place: a cache may be filled in torch's inference mode, and used after it
         self.held, self.where = tuple(held.clone() for held in self.held), self.where.clone()
         for held, new in zip(self.held, (keys, values), strict=True):
-            held[rows, :, places] = new[rows, :, columns].to(held.dtype)  # autocast comes and goes
+            held[rows, :, places] = new[rows, :, columns]
         self.where[rows, :, places] = (start + columns).to(torch.int32)[:, None]
         self.seen = (self.seen + real.sum(1)).clamp(max=most).to(torch.int32)
 
@@ -54,7 +54,7 @@ class ExactSinks(State):
         there = (held_at >= 0).nonzero(as_tuple=True)
         slots = held_at[there].long()
         for read, held in zip((keys, values), self.held, strict=True):
-            read[there[0], there[1], slots] = held.to(read)[there]  # V may be of another dtype than K
+            read[there[0], there[1], slots] = held.to(read)[there]
 
     def keep_slots(self, slots: Tensor) -> None:  # by hand: `where` names slots, which get other numbers
         there = slots.to(self.where.device)[:, :, None, :] == self.where[..., None]

@@ -198,7 +198,7 @@ class KiviState(GrowingState):
         return found
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        recent = tuple(side.to(device, self.dtype) for side in self.window)  # autocast comes and goes
+        recent = tuple(side.to(device) for side in self.window)
         if self.keys is None:
             return recent
         codes = unpack(self.keys[0].to(device), self.format.bits)

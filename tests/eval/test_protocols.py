@@ -281,3 +281,17 @@ def test_every_method_counts_the_contexts_that_it_was_filled_from(loaded, asked)
     assert found[REUSE, "full"] == found[REUSE, "int4"] == (questions, len(QUESTIONS) * once)
     assert found[REUSE, methods[1]] == (questions, len(QUESTIONS) * once + whole)
     assert found[MANY, "recompute"] == found[REUSE, "recompute"] == (None, None)
+
+
+@pytest.mark.parametrize("protocol", [FIRST, MANY, REUSE])
+@pytest.mark.parametrize("method", ["kivi2:group=4,recent=6", "kivi4:group=8,recent=8"])
+def test_questions_of_any_length_are_scored_as_alone_where_blocks_are_written(
+    precise, asked, method, protocol
+):
+    """Padding between a context and a shorter question would take places in KIVI's blocks."""
+    texts = [
+        f"{context}\nQuestion:{end}" for context in CONTEXTS for end in ("", " who", " the brown dog ran")
+    ]
+    alone = scored(precise, asked, method, protocol, texts, batch_size=1)
+    together = scored(precise, asked, method, protocol, texts, batch_size=64)
+    assert together[0] == pytest.approx(alone[0], abs=1e-6) and together[1] == alone[1]

@@ -2,10 +2,12 @@
 
 import copy
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
-from transformers import DynamicCache
+from tiny import prompt
+from transformers import AutoConfig, DynamicCache
 
 import kvlab
 from families.models import FAMILIES, HIDDEN, REFUSED, family, refused
@@ -26,6 +28,8 @@ from families.table import (
     texts,
 )  # fmt: skip
 from kvlab.models import blocks_of, query_of
+from kvlab.models.shrunk import twin_of
+from kvlab.place import InfiniGen
 
 LATENT = ("DeepSeek-V2", "DeepSeek-V3")
 PAGE = FILE.read_text(encoding="utf-8")
@@ -113,6 +117,19 @@ def test_a_rehearsed_query_is_the_layers_own(name):
         with torch.no_grad():
             hidden, rotary = inputs[index]
             assert difference(query_of(ours, index, hidden, rotary), query) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "kind, refused", [("zaya", True), ("zamba", True), ("olmo", False), ("helium", False)]
+)
+def test_an_unlisted_family_whose_queries_cannot_be_told_is_refused(kind, refused):
+    """A state inside the attention, or a layer that is called with more than its input."""
+    model = twin_of(AutoConfig.for_model(kind)).eval()
+    kvlab.make_cache(model, "topk:budget=3")
+    told = pytest.raises(ValueError, match="cannot be told before its turn") if refused else nullcontext()
+    for method in ("infinigen:budget=3", InfiniGen(3)):
+        with told:
+            kvlab.decode(model, prompt(15), kvlab.make_cache(model, method), 3)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma 3", "Cohere 2", "GLM-4", "gpt-oss", "Jamba"])

@@ -9,16 +9,18 @@ import pytest
 import torch
 from gating.planted import planted
 from tiny import interrupt
+from tokenizers import Tokenizer, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 import kvlab
 from kvlab import cli
 from kvlab.gating import gate
 from kvlab.gating.formats import Cost
-from kvlab.gating.keeps import beats_guessing, difference
+from kvlab.gating.keeps import _first, beats_guessing, difference, told_apart
 from kvlab.gating.keys import keys_of, noise
 from kvlab.gating.reading import Reading
 from kvlab.gating.rules import BREAKS, POINTS, SAFE, by_answers, verdict_of
-from kvlab.gating.texts import KINDS, Document, document, rows, text
+from kvlab.gating.texts import KINDS, NAMES, Document, document, rows, text
 
 
 class AddsBos:
@@ -132,6 +134,30 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
     assert str(found).endswith("The time was over before 2 methods: give more minutes")
     (line,) = gate(*workshop, ["int8:group=7"]).lines
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
+
+
+def test_every_method_gets_a_line(workshop):
+    """Those without a cache of layers, and a link by its number."""
+    methods = ["recompute", "padded:length=700", "offload:link=1e9", "topk:budget=0.5,link=1e9"]
+    lines = gate(*workshop, methods, minutes=0.02).lines
+    assert [line.method for line in lines] == methods and all(line.verdict for line in lines)
+    (line,) = gate(*workshop, ["offload:link=-3"]).lines
+    assert line.verdict == "no verdict" and "link" in line.why
+
+
+def test_names_are_told_apart_by_their_tokens_after_the_sentence():
+    """In Llama 2's tokenizer the blank before a name alone is a token of its own."""
+    blank = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    blank.normalizer = normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")])
+    words = [word for kind in ("prose", "facts") for word in text(kind).split()]
+    blank.train_from_iterator(words, trainers.BpeTrainer(special_tokens=["<unk>"], show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=blank, unk_token="<unk>")
+    assert len({tokenizer(f" {name}", add_special_tokens=False).input_ids[0] for name in NAMES}) == 1
+    names = told_apart(tokenizer)
+    assert len(names) >= 4
+    for needle in (False, True):
+        for _, some, _ in document(3, needle, 3, names).questions:
+            assert len({_first(tokenizer, "The key is with", name) for name in some}) == 4
 
 
 @pytest.mark.parametrize("words", ["minutes -1", "memory 24XB", "context 0", "users 0", "methods h3o"])

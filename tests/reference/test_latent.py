@@ -18,7 +18,7 @@ def attending(name):
     layer = cache.layers[1]
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(prompt(19, rows=2))
-    original = type(layer).attend_expanded
+    original = type(layer)._attend
 
     def noted(self, given):
         out = original(self, given)
@@ -27,7 +27,7 @@ def attending(name):
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(layer), "attend_expanded", noted)
+        patch.setattr(type(layer), "_attend", noted)
         stepper.feed(prompt(1, rows=2, seed=1))
     latents, rotary = layer.store.read(torch.device("cpu"))
     return layer._attention(), calls["given"], calls["out"], latents, rotary

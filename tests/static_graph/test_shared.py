@@ -10,7 +10,9 @@ import onnx
 import pytest
 import torch
 from tiny import prompt, tiny
+from transformers import LlamaForCausalLM
 
+import kvlab
 from kvlab.arithmetic import padded_buffer_bytes
 from kvlab.faster import compiled
 from kvlab.saved import model_digest
@@ -31,10 +33,10 @@ def test_the_session_reads_the_models_own_weights(family, graphs):
     model = tiny(family, **SMALL)
     made = StaticGraphEngine(model, S)
     inside = {weight.data_ptr(): weight.nbytes for weight in model.parameters()}
-    bound = {weight.data_ptr(): weight.nbytes for weight in made.graph.weights.values()}
+    bound = {weight.data_ptr(): weight.nbytes for weight in made.graphs[1].weights.values()}
     assert bound == inside  # every parameter, whole, and none twice
-    named = {node.name for node in made.graph.engine.get_inputs()}
-    assert set(made.graph.weights) <= named
+    named = {node.name for node in made.graphs[1].engine.get_inputs()}
+    assert set(made.graphs[1].weights) <= named
     # nothing else in the file is as large as the smallest matrix of the model
     least = min(weight.nbytes for weight in model.parameters() if weight.dim() > 1)
     kept = sum(len(value.raw_data) for value in graph_of(model, graphs).initializer)
@@ -96,9 +98,10 @@ def test_a_prompt_and_a_step_round_alike(numbers):
     for chunk, held in ((1, numbers), (8, numbers), (8, "fp32")):
         made = StaticGraphEngine(model, S, form="single", numbers=held, chunk=chunk)
         manager = made.manager()
+        if chunk > 1:
+            made.graphs[1].run = None  # 8, 8 and 6: nothing goes through the graph of one token
         logits.append(torch.from_numpy(made.feed(manager, ids)))
         rows.append(manager.rows())
-    assert made.steps == 0  # 8, 8 and 6: nothing went through the graph of one token
     assert (rows[0] == rows[1]).mean() > 0.98
     kl = [(f.softmax(-1) * (f.log_softmax(-1) - logits[2].log_softmax(-1))).sum(-1).mean() for f in logits]
     most = {"fp16": 1e-6, "integers": 1e-3}[numbers]
@@ -159,7 +162,7 @@ def test_two_models_of_one_shape_have_graphs_of_their_own(tmp_path):
         other.get_output_embeddings().weight.mul_(3)
     engines = [StaticGraphEngine(model, S, cache=tmp_path) for model in (one, other)]
     assert len(list(tmp_path.iterdir())) == 2
-    places = [set(engine.graph.found) for engine in engines]
+    places = [set(engine.graphs[1].found) for engine in engines]
     assert places[0].isdisjoint(places[1])
     for engine in engines:
         expected = engine.model(torch.tensor([[3]]), use_cache=False).logits[0].detach().numpy()
@@ -180,3 +183,51 @@ for package in (torch, transformers):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     same, *others = done.stdout.splitlines()
     assert same == export.MAKER and len({same, *others}) == 3
+
+
+CHANGES = {
+    "hook": lambda model: model.model.layers[0].register_forward_hook(lambda module, args, out: out + 1.0),
+    "buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(0.3),
+    "number": lambda model: [setattr(layer.self_attn, "scaling", 0.9) for layer in model.model.layers],
+    "module": lambda model: [setattr(layer.mlp, "act_fn", torch.nn.ReLU()) for layer in model.model.layers],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_graph_is_the_models_own_whatever_its_name_leaves_out(change, training, tmp_path):
+    """Hooks, buffers and numbers are no weights: a graph of the model before, or of another process."""
+    model, ids, made = copy.deepcopy(tiny("llama", **SMALL)), prompt(15)[0].tolist(), []
+    for step in range(3):
+        engine = StaticGraphEngine(model, S, cache=tmp_path, chunk=4)
+        made.append(engine)
+        for one in made:  # a new row of an engine from before
+            found = torch.from_numpy(one.feed(one.manager(), [*ids]))
+            with torch.no_grad():
+                expected = model.eval()(torch.tensor([ids])).logits[0]
+            assert torch.allclose(found, expected, atol=1e-3)
+        if step == 0:
+            CHANGES[change](model)
+        model.train(training)
+    assert model.training == training and all(part.training == training for part in model.modules())
+
+
+def test_what_torch_cannot_export_is_one_line():
+    """Frequencies that follow the text's length are chosen by it."""
+    config = copy.deepcopy(tiny("llama", **SMALL).config)
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = LlamaForCausalLM(config).eval()
+    with pytest.raises(ValueError, match=r"^torch cannot export LlamaForCausalLM as a static graph: [^\n]*$"):
+        StaticGraphEngine(model, S)
+
+
+def test_a_prompt_in_pieces_is_no_longer_than_s():
+    model = tiny("llama", **SMALL)
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, f"padded:length={S}"))
+    with pytest.raises(ValueError, match=f"a prompt of 32 tokens is longer than max_length={S}"):
+        stepper.feed(prompt(40), chunk=16)
+    stepper.cache.reset()
+    stepper = kvlab.Stepper(model, stepper.cache)
+    with stepper.cache.prefill():
+        stepper.feed(prompt(S))
+    stepper.feed(prompt(3))  # a later turn slides
