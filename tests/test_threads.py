@@ -1,8 +1,11 @@
 """Two threads in one cache: one of them is right, the other is refused in one line, whatever they do."""
 
 import copy
+import gc
 import random
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -142,3 +145,33 @@ def test_threads_make_the_first_caches_of_a_model_at_once(spec):
         assert all(torch.equal(one, alone) for one in found), found
         hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]
         assert sum(isinstance(hook, Hook) for hook in hooks) == 2
+
+
+@pytest.mark.parametrize("block", [1, 2, 16])
+def test_copies_of_a_paged_cache_share_a_pool_in_several_threads(block):
+    """It grows, and blocks change hands, while other threads write."""
+    model, ids, before = tiny("llama"), prompt(12), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def answers(cache, seed):
+        with torch.no_grad():
+            steps = [model(prompt(1, seed=seed + step), past_key_values=cache).logits for step in range(8)]
+        return torch.cat(steps)
+
+    try:
+        for _ in range(6):
+            held = {spec: kvlab.make_cache(model, spec) for spec in ("full", f"paged:block={block}")}
+            for cache in held.values():
+                kvlab.Stepper(model, cache).feed(ids)
+                cache.hold()
+            plain, paged = ([copy.deepcopy(cache) for _ in range(4)] for cache in held.values())
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(answers, paged, range(4)))
+            for seed, cache in enumerate(plain):
+                assert torch.allclose(found[seed], answers(cache, seed), atol=1e-4)
+            pool = held[f"paged:block={block}"].layers[0].store.pool
+            del paged, cache
+            gc.collect()
+            assert len({*pool.free}) == len(pool.free) == pool.counts.count(0)
+    finally:
+        sys.setswitchinterval(before)

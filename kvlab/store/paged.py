@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -20,7 +21,8 @@ class BlockPool:
     """One allocation, divided into blocks that any layer, row or cache may hold, with reference counts.
 
     blocks: how many there are, a hard limit (default: no limit; the pool grows by half when it is full).
-    block: tokens per block.
+    block: tokens per block. lock: held while blocks change hands or are written, since the caches of several
+    threads may share them.
     """
 
     def __init__(self, blocks: int | None = None, block: int = 16):
@@ -31,6 +33,7 @@ class BlockPool:
         self.parts: Parts = ()  # K's parts, then V's: [blocks, kv_heads, block, width]
         self.counts: list[int] = []  # holders of each block
         self.free: list[int] = []
+        self.lock = threading.RLock()
 
     def __deepcopy__(self, memo) -> BlockPool:
         return self  # the layers of a cache, and caches, share it
@@ -131,8 +134,9 @@ class PagedState(GrowingState):
     def __setattr__(self, name: str, value) -> None:
         if name == "rows":
             old = vars(self).get("rows")
-            self.pool.hold([block for row in value or () for block in row])
-            self.pool.release([block for row in old or () for block in row])
+            with self.pool.lock:
+                self.pool.hold([block for row in value or () for block in row])
+                self.pool.release([block for row in old or () for block in row])
         super().__setattr__(name, value)
 
     def __del__(self):
@@ -193,14 +197,18 @@ class PagedState(GrowingState):
         count, size = len(blocks[0]), -(-self.used // self.pool.block)
         if table.unique().tolist() != [*range(count)] or table.shape[1] != size:
             raise ValueError(f"{count} blocks for {self.used} tokens of {len(table)} rows")
-        self.pool.require(count, blocks)
-        fresh = [self.pool.free.pop() for _ in range(count)]
-        self.hold([[fresh[block] for block in row] for row in table.tolist()], table.device)
-        for pooled, part in zip(self.pool.parts, blocks, strict=True):
-            pooled[fresh] = part
+        with self.pool.lock:
+            self.pool.require(count, blocks)
+            fresh = [self.pool.free.pop() for _ in range(count)]
+            self.hold([[fresh[block] for block in row] for row in table.tolist()], table.device)
+            for pooled, part in zip(self.pool.parts, blocks, strict=True):
+                pooled[fresh] = part
 
     def add(self, keys: Parts, values: Parts) -> None:
-        parts = (*keys, *values)
+        with self.pool.lock:
+            self._add((*keys, *values))
+
+    def _add(self, parts: Parts) -> None:
         batch, _, tokens, _ = parts[0].shape
         block, held = self.pool.block, -(-self.used // self.pool.block)
         wanted = -(-(self.used + tokens) // block) - held  # new blocks per row
@@ -253,9 +261,10 @@ class PagedState(GrowingState):
 
     def keep_slots(self, slots: Tensor) -> None:  # by hand: kept tokens are written into new blocks
         keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())
-        self.hold(None)
-        self.used = 0
-        self.add(keys, values)
+        with self.pool.lock:
+            self.hold(None)
+            self.used = 0
+            self.add(keys, values)
 
     def crop(self, length: int) -> None:  # by hand: a block is freed when all its tokens are gone
         self.used = min(self.used, max(0, length))
