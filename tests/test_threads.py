@@ -175,3 +175,32 @@ def test_copies_of_a_paged_cache_share_a_pool_in_several_threads(block):
             assert len({*pool.free}) == len(pool.free) == pool.counts.count(0)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_padded_in_several_threads():
+    """Copies share an engine; in one cache the second thread is refused."""
+    model = tiny("llama", num_hidden_layers=2)
+    first = kvlab.Stepper(model, kvlab.make_cache(model, "padded:length=40"))
+    first.feed(prompt(12))
+
+    def answers(stepper, seed):
+        return torch.cat([stepper.feed(prompt(1, seed=seed + step), last=True) for step in range(8)])
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(answers, [first.copied() for _ in range(12)], range(12)))
+    assert all(torch.equal(found[seed], answers(first.copied(), seed)) for seed in range(12))
+
+    feed, said = first.cache.engine.feed, []
+
+    def meet(*given):
+        if threading.current_thread() is threading.main_thread():
+            for use in (lambda: first.cache.forward(prompt(1)), lambda: copy.deepcopy(first.cache)):
+                with ThreadPoolExecutor(1) as pool:
+                    said.append(pool.submit(use).exception())
+        return feed(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first.cache.engine, "feed", meet)
+        first.feed(prompt(1))
+    assert all("another thread is in a pass" in str(error) for error in said) and len(said) == 2
+    assert not first.cache.broken

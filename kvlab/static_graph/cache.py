@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..bound import Bound
 from ..contents import StandIn
+from ..one_thread import OneThread
 from ..parameters import check_kind, check_rows
 from ..stats import Stats
 
@@ -27,7 +28,7 @@ class PaddedCache(Bound):
 
     def __init__(self, engine):
         super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
-        self.engine = engine
+        self.engine, self.thread = engine, OneThread()
         self.reset()
 
     @property
@@ -37,7 +38,8 @@ class PaddedCache(Bound):
 
     def __deepcopy__(self, memo) -> PaddedCache:
         memo[id(self)] = twin = PaddedCache(self.engine)
-        twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
+        with self.thread.alone():
+            twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
         twin._filled, twin.fed, twin.broken, twin.spec = list(self._filled), self.fed, self.broken, self.spec
         return twin
 
@@ -48,19 +50,21 @@ class PaddedCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.managers, self.columns, self._filled, self.fed, self.broken = [], 0, [], False, False
+        with self.thread.alone():
+            self.managers, self.columns, self._filled, self.fed, self.broken = [], 0, [], False, False
 
     @contextmanager
     def _row_by_row(self) -> Iterator[list]:
         """Yields a list for the rows that are done: what breaks off after the first leaves a broken cache."""
-        self.check_whole()
-        self.broken, done = True, []
-        try:
-            yield done
-        except ValueError:  # a refusal changes nothing of its own row
-            self.broken = bool(done)
-            raise
-        self.broken = False
+        with self.thread.alone():
+            self.check_whole()
+            self.broken, done = True, []
+            try:
+                yield done
+            except ValueError:  # a refusal changes nothing of its own row
+                self.broken = bool(done)
+                raise
+            self.broken = False
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, logits_to_keep: int = 0, **_):
         """What a model's forward returns: `.logits` `[batch, tokens, vocabulary]` of the last tokens.
@@ -69,10 +73,10 @@ class PaddedCache(Bound):
         logits are 0.
         """
         batch, tokens = input_ids.shape
-        self.fed = True
-        self._open(batch)
         real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
         with self._row_by_row() as found:
+            self.fed = True
+            self._open(batch)
             for row, manager in enumerate(self.managers):
                 ids = input_ids[row] if real is None else input_ids[row][real[row]]
                 logits = (
@@ -86,7 +90,7 @@ class PaddedCache(Bound):
                         full[real[row]] = logits
                     logits = full
                 found.append(logits[-logits_to_keep:])
-        self.columns += tokens
+            self.columns += tokens
         return SimpleNamespace(logits=torch.stack(found))
 
     def _open(self, batch: int) -> None:
@@ -110,16 +114,17 @@ class PaddedCache(Bound):
                 engine.check_prompt(rows.shape[2])
                 manager.append(engine.written(rows).numpy())
                 done.append(row)
-        self.columns, self._filled = self.columns + keys.shape[2], []
+            self.columns, self._filled = self.columns + keys.shape[2], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
         check_rows("beam_idx", beam_idx, len(self.managers))
-        taken, rows = set(), []
-        for row in beam_idx.tolist():
-            rows.append(self.managers[row].copy() if row in taken else self.managers[row])
-            taken.add(row)
-        self.managers = rows
+        with self.thread.alone():
+            taken, rows = set(), []
+            for row in beam_idx.tolist():
+                rows.append(self.managers[row].copy() if row in taken else self.managers[row])
+                taken.add(row)
+            self.managers = rows
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens of every row."""
@@ -130,7 +135,7 @@ class PaddedCache(Bound):
             for manager in self.managers:
                 manager.crop(-tokens_to_remove)
                 done.append(manager)
-        self.columns = max(0, self.columns + tokens_to_remove)
+            self.columns = max(0, self.columns + tokens_to_remove)
 
     def stats(self) -> Stats:
         """Bytes allocated by all rows' managers; tokens seen (padding included) and held."""

@@ -11,6 +11,7 @@ rows that it writes the manager takes those that are of real tokens, by one copy
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -83,6 +84,7 @@ class StaticGraphEngine:
         self.digest, self.cache, self.chunk = model_digest(model), cache, chunk
         self.threads = threads or torch.get_num_threads()
         self.graphs: dict[int, _Graph] = {}
+        self.lock = threading.RLock()  # a graph has one binding and one set of arrays
         self.switch, self.vocabulary = Switch(model), model.config.get_text_config().vocab_size
         self._graph(1)
 
@@ -124,9 +126,10 @@ class StaticGraphEngine:
 
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
-        for width, graph in list(self.graphs.items()):
-            graph.read(weights(self.model))
-            self._check(width)
+        with self.lock:
+            for width, graph in list(self.graphs.items()):
+                graph.read(weights(self.model))
+                self._check(width)
         return self._buffers()
 
     def _buffers(self) -> KVManager:
@@ -168,10 +171,11 @@ class StaticGraphEngine:
 
     def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """One token, or up to `chunk`, through the graph of that width: logits `[tokens, vocabulary]`."""
-        graph = self._graph(1 if len(tokens) == 1 else self.chunk)
-        if graph.moved():
-            graph.read(weights(self.model))
-        return self._run(graph, manager, tokens)
+        with self.lock:
+            graph = self._graph(1 if len(tokens) == 1 else self.chunk)
+            if graph.moved():
+                graph.read(weights(self.model))
+            return self._run(graph, manager, tokens)
 
     def _run(self, graph: _Graph, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """As `_pass`, with the graph at hand."""
