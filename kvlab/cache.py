@@ -196,7 +196,7 @@ class KVCache(Bound):
         """Tokens are dropped or moved outside a pass: an interruption here also leaves a broken cache."""
         with self.thread.alone():
             self._in_order()
-            before, self._began = self._began, -1
+            before, self._began = self._began if self.broken else None, -1
             yield
             self._began = before
 

@@ -11,6 +11,7 @@ from tiny import EACH, interrupt, left_padded, prompt, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvlab
+from kvlab.store import BlockPool, Paged
 
 IDS = torch.randint(2, 96, (1, 14), generator=torch.Generator().manual_seed(3))
 HELD = 8
@@ -327,3 +328,57 @@ def test_a_bare_turn_that_broke_off_at_once_opened_nothing(spec):
             found, right = (model(ids, past_key_values=one).logits for one in (cache, before))
             assert torch.equal(found, right)
         assert cache.stats() == before.stats()
+
+
+@pytest.mark.parametrize("spec", ["static:length=18", "fp8", "kivi4:group=8,recent=6"])
+def test_a_refused_token_changes_nothing(spec):
+    """A full buffer, or a number that a format cannot hold: the text can go on, be cropped and be saved."""
+    model, ids = copy.deepcopy(tiny("llama")), prompt(16)
+    cache, alone = (kvlab.make_cache(model, spec) for _ in range(2))
+    steppers = [kvlab.Stepper(model, one) for one in (cache, alone)]
+    for stepper in steppers:
+        stepper.feed(ids)
+    tokens = 3 if spec.startswith("static") else 1
+    loud = model.model.layers[0].self_attn.k_proj.register_forward_hook(
+        lambda module, args, out: out.clone().fill_(9e4)
+    )
+    if spec.startswith("static"):
+        loud.remove()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="layer 0: "):
+            steppers[0].feed(prompt(tokens))
+    loud.remove()
+    assert not cache.broken and cache.stats() == alone.stats()
+    for step in range(2):
+        wanted, found = (stepper.feed(prompt(1, seed=step), last=True) for stepper in steppers[::-1])
+        assert torch.equal(found, wanted)
+    copy.deepcopy(cache).stats()
+
+
+def test_a_step_waits_for_the_blocks_of_another_request():
+    model, pool, ids = tiny("llama"), BlockPool(11, 4), prompt(12)
+    first, other = (kvlab.Stepper(model, kvlab.KVCache(model, store=Paged(pool=pool))) for _ in range(2))
+    layers = len(first.cache.layers)
+    pool.limit = 3 * layers + 2 * layers + layers - 1  # no block for the last layer of a step
+    first.feed(ids)
+    other.feed(ids[:, :8])
+    with pytest.raises(ValueError, match="wait until a request ends"):
+        first.feed(ids[:, :1])
+    assert not first.cache.broken
+    other.cache.reset()
+    found = first.feed(ids[:, :1], last=True)
+    alone = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    alone.feed(ids)
+    assert torch.allclose(found, alone.feed(ids[:, :1], last=True), atol=1e-4)
+
+
+def test_a_crop_after_a_refused_token(tmp_path):
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "static:length=18")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(18))
+    with pytest.raises(ValueError, match="do not fit"):
+        stepper.feed(prompt(1))
+    cache.crop(-3)
+    cache.save(tmp_path / "cache")
+    model(prompt(2), past_key_values=cache)

@@ -129,7 +129,8 @@ class PagedState(GrowingState):
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)
         self.used = 0
-        self.layer, self.layers, self.evicts = layer.order, layer.shape.layers, layer.evicts
+        self.layer, self.layers = layer.order, layer.shape.layers
+        self.for_all = self.layer == 0 and not layer.evicts and layer.local is None  # they need as many
 
     def __setattr__(self, name: str, value) -> None:
         if name == "rows":
@@ -215,8 +216,7 @@ class PagedState(GrowingState):
         copied = self._shared_ends() if self.used % block and tokens else []
         same = _same_blocks(parts, block) if self.used == 0 and batch > 1 else {}
         need = len(copied) + wanted * batch - len(same)
-        whole_prompt = self.used == 0 and self.layer == 0 and not self.evicts
-        self.pool.require(need * self.layers if whole_prompt else need, parts)
+        self.pool.require(need * self.layers if self.for_all else need, parts)
         if wanted or copied:
             self.hold(self._longer(batch, wanted, copied, same), parts[0].device)
         slots = torch.arange(self.used, self.used + tokens, device=parts[0].device)

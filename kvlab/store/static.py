@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..gather import with_room
 from ..parameters import check_whole, check_within
 from .exact import Parts
@@ -56,9 +58,12 @@ class StaticState(GrowingState):
     def spare_bytes(self) -> int:
         return 0  # what is reserved is what the policy says
 
+    def encode(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Parts, Parts]:
+        self.reserve(keys.shape[2])  # refuses before anything is noted
+        return super().encode(keys, values, real)
+
     def add(self, keys: Parts, values: Parts) -> None:
         if self.keys is None:
-            self.reserve(keys[0].shape[2])
             empty = (tuple(x[:, :, :0] for x in parts) for parts in (keys, values))
             self.keys, self.values = (
                 tuple(with_room(x, self.capacity, x.is_pinned()) for x in parts) for parts in empty
