@@ -12,7 +12,7 @@ from torch import nn
 
 from ..foreign import FOREIGN
 from ..interface import expanding
-from . import guest
+from . import guest, own_attention
 
 NAMES = "cache", "past_key_values"  # of a forward's cache: since transformers 5.24, and before
 _reporting: weakref.WeakSet = weakref.WeakSet()  # bodies that report
@@ -62,7 +62,7 @@ class _Begins(Hook):
             if hasattr(value, "cross_attention_cache") and _cache_among(vars(value).values(), {}) is not None:
                 raise ValueError("the kvlab cache is inside an EncoderDecoderCache: pass the cache itself")
         if cache is not None:
-            guest.check(body)
+            own_attention.check(body)
         guest.enter(sys._getframe(1), cache)
         expanding(None)  # what an earlier pass left behind when it broke off
         if cache is not None:
