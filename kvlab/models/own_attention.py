@@ -1,4 +1,4 @@
-"""Own attention: a model that attends by a function of a user's own is refused, not changed without a word."""
+"""Own attention: a model that attends by a function of a user's own is refused, and says so in one line."""
 
 from __future__ import annotations
 
