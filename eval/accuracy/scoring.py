@@ -164,8 +164,8 @@ class Scorer:
             here = [rest[row] for row in rows]
             # never one column, which would be a decode step to a place on the host, in some batches only
             wide = max(map(len, here)) if stepper.cache.gapless else max(2, *map(len, here))
-            question, real = (part[:-2] for part in pad_left([*here, [0] * wide, [0]], 0, self.device))
             if any(here):
+                question, real = (part[:-2] for part in pad_left([*here, [0] * wide, []], 0, self.device))
                 stepper.feed(question, attention_mask=None if bool(real.all()) else real, last=True)
             return score(name, stepper, self._end(name, stepper, [prompts[row] for row in rows], known), rows)
 

@@ -7,10 +7,11 @@ import hashlib
 import inspect
 import linecache
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from .. import PACKAGE
 from . import contents
 from .errors import Problem
 
@@ -103,20 +104,37 @@ def _source(one) -> bytes:
 
 
 def _imported(module) -> set[Path]:
-    """Files beside a module's own, of the modules that it imports from its folder, and those from theirs."""
+    """Files that a module imports from its package, or from beside it, and those that they import."""
     top = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if not getattr(top, "__file__", None) or not getattr(module, "__file__", None):
         return set()
-    folder, found, waiting = Path(top.__file__).parent, {module}, [module]
-    installed = folder.name in ("site-packages", "dist-packages")  # a single file, among everybody's
-    while waiting and not installed:
-        for value in list(vars(waiting.pop()).values()):
-            other = value if inspect.ismodule(value) else sys.modules.get(getattr(value, "__module__", None))
-            file = getattr(other, "__file__", None)
-            if file and file.endswith(".py") and folder in Path(file).parents and other not in found:
-                found.add(other)
-                waiting.append(other)
-    return {Path(other.__file__) for other in found - {module}}
+    folder, packaged = Path(top.__file__).parent, hasattr(top, "__path__")
+    if not packaged and folder.name in ("site-packages", "dist-packages"):  # beside it is everybody's
+        return set()
+    base, first = folder.parent if packaged else folder, Path(module.__file__)
+    found, waiting = {first}, [first]
+    while waiting:
+        file = waiting.pop()
+        for name in _names_imported(ast.parse(file.read_text("utf-8")), file.relative_to(base).parts[:-1]):
+            where = base.joinpath(*name.split("."))
+            for path in (where.with_suffix(".py"), where / "__init__.py"):
+                if folder in path.parents and path.is_file() and path not in found:
+                    found.add(path)
+                    waiting.append(path)
+    return found - {first}
+
+
+def _names_imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Names that a file imports which may be modules, but not kvlab's; package: the one that it is in."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) + 1 - node.level] if node.level else ()
+            whole = ".".join((*start, node.module) if node.module else start)
+            names = [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
+        yield from (name for name in names if name and name.split(".")[0] not in ("kvlab", PACKAGE))
 
 
 @cache

@@ -138,7 +138,9 @@ class KiviState(GrowingState):
         """Where to split a pass of several tokens, so that it sees the same as one token at a time: before
         and after every token that completes a block."""
         first = self.group - (self.length - self.prompt) % self.group
-        full = range(first, tokens + 1, self.group)
+        full = [
+            n for n in range(first, tokens + 1, self.group) if self.length + n - self.recent > self.written
+        ]
         return sorted({tokens, *full, *(end - 1 for end in full)} - {0})
 
     def reserve(self, tokens: int) -> None:

@@ -101,13 +101,13 @@ def test_a_class_stands_on_what_its_module_imports_from_beside_it(tmp_path, monk
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("")
     for where, module in (("", "flat"), ("package/", "package.inner")):
-        start = f"from {'package.' if where else ''}helper import size\n"
+        start = f"from {'.' if where else ''}helper import size\n"
         (tmp_path / f"{module.replace('.', '/')}.py").write_text(start + OWN)
         (tmp_path / f"{where}helper.py").write_text(f"{start.replace('helper', 'other')}")
-        (tmp_path / f"{where}other.py").write_text("def size():\n    return 1\n")
+        (tmp_path / f"{where}other.py").write_text("size = 1\n")
         before = method_digest(parse(f"{module}.Mine"))
         assert before == method_digest(parse(f"{module}.Mine"))
-        (tmp_path / f"{where}other.py").write_text("def size():\n    return 2\n")
+        (tmp_path / f"{where}other.py").write_text("size = 2\n")
         assert before != method_digest(parse(f"{module}.Mine"))
     for name in ("flat", "helper", "other", "package", "package.inner", "package.helper", "package.other"):
         sys.modules.pop(name, None)
