@@ -14,6 +14,7 @@ from .loading import (
     load,
     masks_are_known,
     prepare,
+    preparing,
     source_of,
     tokenizer_of,
 )
@@ -27,6 +28,6 @@ __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Narrow", "Rotation", "Switch",
     "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_files", "check_outside",
     "configuration", "evaluating", "fed_to", "fetch", "inside", "is_latent", "layers_of", "listed", "load",
-    "masks_are_known", "prepare", "query_of", "refusal", "refused_layers", "renumbered",
+    "masks_are_known", "prepare", "preparing", "query_of", "refusal", "refused_layers", "renumbered",
     "report_block_inputs", "rotation_of", "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ LISTED = frozenset((
 LAYERS = 10_000  # more, and a configuration is damaged: a model would be built without end
 _prepared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> whether its masks are known
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
-_one_at_a_time = threading.RLock()  # of the threads that prepare models
+preparing = threading.RLock()  # one thread at a time prepares a model, or lets torch export one
 
 
 def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_parallel=False):
@@ -188,7 +188,7 @@ def prepare(model):
     scratch.set_up()
     check_model(model)
     register()
-    with _one_at_a_time:
+    with preparing:
         if model not in _prepared and model.config.is_encoder_decoder:
             raise ValueError(_cannot(model))
         text = model.config.get_text_config(decoder=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 from .. import scratch
 from ..errors import first_line
 from ..extras import EXTRAS, needs
-from ..models import ModelShape, evaluating, prepare
+from ..models import ModelShape, evaluating, prepare, preparing
 from ..models.files import damage, write_sums
 from . import graph
 from .graph import NUMBERS, OPSET, StaticStep, sequence_names
@@ -95,7 +95,7 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
     heads = shape.kv_heads // parts
     past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=form.dtype) for _ in names]
     step = StaticStep(model, parts, [form(scale) for scale in scales or [None] * len(names)])
-    with torch.no_grad(), evaluating(step), _undisturbed():
+    with preparing, torch.no_grad(), evaluating(step), _undisturbed():
         try:
             program = torch.onnx.export(
                 step,
