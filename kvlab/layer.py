@@ -142,7 +142,7 @@ class Layer(Contents):
         real, counts = given.visibility.real(batch, tokens, self.seen, self.lengths)
         if given.visibility.local is None:  # the configuration has a window, this pass's mask does not
             self.local = None
-        self._busy, held = True, self.store.length
+        self._busy, held, before = True, self.store.length, self.store.memory()
         if real is not None:  # padding's numbers are nobody's: no format shares a scale with them, or refuses
             padding = ~real[:, None, :, None]
             self.given = given = replace(
@@ -151,7 +151,10 @@ class Layer(Contents):
         try:
             self.place.write(self, given.keys, given.values, real)
         except ValueError as error:
-            self._busy = held == 0 or self.store.length != held  # a refused token has changed nothing
+            if held and self.store.length == held:  # nothing was written: the text can go on
+                for state, values in before:
+                    vars(state).update(values)
+                self._busy = False
             raise ValueError(f"layer {self.index}: {error}") from None
         self.table.append(real, counts, tokens, given.keys.device)
 

@@ -141,6 +141,11 @@ class State:
         for name, value in contents.items():
             setattr(self, name, value)
 
+    def memory(self) -> list[tuple[State, dict]]:
+        """It and the states inside, each with what it holds now, so that a refusal can put that back."""
+        inside = (one for state in self._states() for one in state.memory())
+        return [(self, dict(vars(self))), *inside]
+
     def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
         """The parts that do not fit a layer of this many rows, KV heads and slots, or (numbers) hold NaN."""
         if self.filled is not None and not 0 <= self.filled <= slots:

@@ -330,7 +330,10 @@ def test_a_bare_turn_that_broke_off_at_once_opened_nothing(spec):
         assert cache.stats() == before.stats()
 
 
-@pytest.mark.parametrize("spec", ["static:length=18", "fp8", "kivi4:group=8,recent=6"])
+@pytest.mark.parametrize(
+    "spec",
+    ["static:length=18", "fp8", "kivi4:group=8,recent=6", "kvquant", "int8:axis=channel", "int4:sinks=2"],
+)
 def test_a_refused_token_changes_nothing(spec):
     """A full buffer, or a number that a format cannot hold: the text can go on, be cropped and be saved."""
     model, ids = copy.deepcopy(tiny("llama")), prompt(16)
@@ -339,8 +342,8 @@ def test_a_refused_token_changes_nothing(spec):
     for stepper in steppers:
         stepper.feed(ids)
     tokens = 3 if spec.startswith("static") else 1
-    loud = model.model.layers[0].self_attn.k_proj.register_forward_hook(
-        lambda module, args, out: out.clone().fill_(9e4)
+    loud = model.model.layers[0].self_attn.v_proj.register_forward_hook(
+        lambda module, args, out: out.clone().fill_(float("inf"))
     )
     if spec.startswith("static"):
         loud.remove()
