@@ -56,7 +56,7 @@ class Layer(Contents):
             raise ValueError(
                 f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
             )
-        if self.dtype is None:
+        if self.dtype is None or (self.seen == 0 and self.raw is None):
             chosen = autocast and torch.float64 not in kinds
             self.dtype = torch.get_autocast_dtype(device) if chosen else max(kinds, key=lambda x: x.itemsize)
             self.autocast = autocast

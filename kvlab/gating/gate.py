@@ -218,6 +218,9 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
             left = [name for name in names if name not in refused]
             try:
                 refused |= ask(model, tokenizer, left, seed, answers)
+                if "full" in refused:  # several tokens after a context, which its states forget
+                    refused |= dict.fromkeys(left, refused["full"])
+                    break
             except ValueError as error:  # of a document: it is longer than the model's context
                 refused |= dict.fromkeys(left, str(error))
                 break

@@ -26,6 +26,8 @@ def foreseen(model, tokenizer, spec) -> str:
         layers = [(i, matrix) for i, matrix in enumerate(skew(model)) if not asked.whole(i)]
     except ValueError:  # which refuses the method as well, in a line of its own
         return ""
+    if not layers:
+        return ""
 
     def brings(fetch) -> float:
         return sum(studies.brings_best(passage, i, fetch, matrix) for i, matrix in layers) / len(layers)

@@ -79,6 +79,7 @@ def noise(reading: Reading, cache) -> list[float]:
     Empty if a cache does not hold every token in its place."""
     found = []
     for given, layer in zip(reading.layers, cache.attending, strict=False):
+        layer.place.commit(layer)
         held, _ = layer.store.read(given.keys.device)
         if held.shape != given.keys.shape:
             return []

@@ -127,10 +127,12 @@ class StaticGraphEngine:
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
         with self.lock:
-            for width, graph in list(self.graphs.items()):
+            for graph in self.graphs.values():
                 graph.read(weights(self.model))
-                self._check(width)
-        return self._buffers()
+            if self._differs(1):  # the model has changed since
+                self.graphs.clear()
+                self._graph(1)
+            return self._buffers()
 
     def _buffers(self) -> KVManager:
         return KVManager(

@@ -106,7 +106,7 @@ snapkv's neighbours are slots
     keep/test_parameters.py::test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone[snapkv]
 
 lagkv compares the last block with nothing
-    keep.lagkv:LagKV.cut
+    keep.lagkv:LagKV.parts
     - // lag - 1)
     + // lag)
     reference/test_keep.py::test_kept_sets_and_outputs[lagkv:budget=0.4,lag=3,sinks=2-steps]

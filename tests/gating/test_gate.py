@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from families.models import family
 from gating.planted import planted
 from tiny import interrupt
 from tokenizers import Tokenizer, models, normalizers, trainers
@@ -138,11 +139,24 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
 
 def test_every_method_gets_a_line(workshop):
     """Those without a cache of layers, and a link by its number."""
-    methods = ["recompute", "padded:length=700", "offload:link=1e9", "topk:budget=0.5,link=1e9"]
+    methods = ["recompute", "padded:length=700", "offload:link=1e9", "topk:budget=0.5,link=1e9",
+               f"infinigen:full_layers={len(workshop[0].model.layers)}"]  # fmt: skip
     lines = gate(*workshop, methods, minutes=0.02).lines
     assert [line.method for line in lines] == methods and all(line.verdict for line in lines)
+    assert "nats" in gate(*workshop, ["offload:link=1e9"]).lines[0].why
     (line,) = gate(*workshop, ["offload:link=-3"]).lines
     assert line.verdict == "no verdict" and "link" in line.why
+
+
+def test_a_model_that_forgets_its_text_gets_a_reason(workshop):
+    """`full` is refused at the first question already."""
+    found = gate(
+        kvlab.prepare(family("Jamba", vocab_size=4160, max_position_embeddings=2048)),
+        workshop[1],
+        ["int8", "h2o:budget=0.5"],
+    )
+    assert [line.method for line in found.lines] == ["int8", "h2o:budget=0.5"]
+    assert found.lines[1].verdict == "no verdict" and found.lines[1].why and "\n" not in found.lines[1].why
 
 
 def test_names_are_told_apart_by_their_tokens_after_the_sentence():
