@@ -33,6 +33,7 @@ class BlockPool:
         self.parts: Parts = ()  # K's parts, then V's: [blocks, kv_heads, block, width]
         self.counts: list[int] = []  # holders of each block
         self.free: list[int] = []
+        self.left: list[list[list[int]]] = []  # rows of states that are gone, to be given back
         self.lock = threading.RLock()
 
     def __deepcopy__(self, memo) -> BlockPool:
@@ -41,7 +42,9 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks in use."""
-        return len(self.counts) - len(self.free)
+        with self.lock:
+            self.collect()
+            return len(self.counts) - len(self.free)
 
     @property
     def block_bytes(self) -> int:
@@ -52,6 +55,7 @@ class BlockPool:
         """Make sure that `count` blocks for parts of these shapes are free (ValueError: the pool is full)."""
         if count > len(self.free) and self.limit is not None and self.parts:
             gc.collect()  # deleted caches that are not yet collected return their blocks
+            self.collect()
         forms = [[(x.shape[1], x.shape[3], x.dtype) for x in parts] for parts in (like, self.parts or like)]
         if forms[0] != forms[1]:
             raise ValueError("paged: the pool holds blocks of another shape, model or format")
@@ -73,6 +77,12 @@ class BlockPool:
                 new[:held] = old
             self.parts, self.counts = grown, self.counts + [0] * (size - held)
             self.free = [*range(size - 1, held - 1, -1), *self.free]
+
+    def collect(self) -> None:
+        """Take back the blocks of states that are gone. Whoever deletes one may hold another pool's lock, so
+        it does not wait for this one's."""
+        while self.left:
+            self.release([block for row in self.left.pop() for block in row])
 
     def hold(self, blocks: list[int]) -> None:
         for index in blocks:
@@ -141,8 +151,8 @@ class PagedState(GrowingState):
         super().__setattr__(name, value)
 
     def __del__(self):
-        if vars(self).get("rows") is not None:
-            self.rows = None
+        if (rows := vars(self).get("rows")) is not None:
+            self.pool.left.append(rows)
 
     def hold(self, rows: list[list[int]] | None, device: torch.device | None = None) -> None:
         """Hold these blocks and no others."""
@@ -199,6 +209,7 @@ class PagedState(GrowingState):
         if table.unique().tolist() != [*range(count)] or table.shape[1] != size:
             raise ValueError(f"{count} blocks for {self.used} tokens of {len(table)} rows")
         with self.pool.lock:
+            self.pool.collect()
             self.pool.require(count, blocks)
             fresh = [self.pool.free.pop() for _ in range(count)]
             self.hold([[fresh[block] for block in row] for row in table.tolist()], table.device)
@@ -207,6 +218,7 @@ class PagedState(GrowingState):
 
     def add(self, keys: Parts, values: Parts) -> None:
         with self.pool.lock:
+            self.pool.collect()
             self._add((*keys, *values))
 
     def _add(self, parts: Parts) -> None:
