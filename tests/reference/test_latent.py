@@ -69,3 +69,13 @@ def test_bytes_and_operations():
     assert size[0] / size[2] == pytest.approx(71, abs=0.2) and size[1] == size[2] == 32_768 * 1152
     assert operations[1] / operations[2] == pytest.approx(120, abs=2)  # what absorbing saves
     assert operations[2] / operations[0] == pytest.approx(3.4, abs=0.1)  # and what the latent costs
+
+
+def test_a_turn_under_kivi_that_completes_no_block_is_taken():
+    """A window of more tokens than there are: nothing is rounded, and the logits are those of `full`."""
+    model, found = kvlab.prepare(family("DeepSeek-V2")), []
+    for spec in ("full", "kivi4:group=3,recent=100"):
+        cache = kvlab.make_cache(model, spec)
+        with torch.no_grad():
+            found.append([model(prompt(n, seed=n), past_key_values=cache).logits for n in (12, 1, 3, 7)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
