@@ -1,4 +1,4 @@
-"""Collect: stored cells as one JSON file of rows, each with its provenance, and as a flat table."""
+"""Collect: stored cells as one JSON file of rows, each with its provenance, and as pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ ASKED = (  # what rows beside each other were asked alike
 )  # fmt: skip
 PLACE = ("model", "protocol", "task")
 OF_CELL = (*PLACE, "method")  # what cells differ in
-NAMES = (*OF_CELL, "budget")  # of the flat table
 
 
 def rows_of(folders: Iterable[Path]) -> list[dict]:
@@ -77,12 +76,10 @@ def place(row: dict, names: tuple = PLACE) -> tuple:
     return tuple(str(row.get(name)) for name in names)
 
 
-def show_flat(file: Path, points: bool = False) -> None:
-    """A collected study beside its `file` as CSV and Parquet, and as a picture for each protocol and
-    model: of its budgets, or with `points`, where it has one, of its methods. A further model's picture is
-    named after it."""
+def draw(file: Path, points: bool = False) -> None:
+    """A collected study beside its `file` as a picture for each protocol and model: of its budgets, or with
+    `points`, where it has one, of its methods. A further model's picture is named after it."""
     found, name = read(file), file.stem
-    write_flat(found, file)
     models = list(dict.fromkeys(row["model"] for row in found))
     for protocol, model in dict.fromkeys(
         (row["protocol"], row["model"]) for row in found if "protocol" in row
@@ -93,24 +90,6 @@ def show_flat(file: Path, points: bool = False) -> None:
                 "" if model == models[0] else f"-{Path(model).name.removesuffix('.gguf').replace('.', '_')}"
             )
             save(curves(shown), file.with_name(f"{name}-{protocol}{further}"), "png")
-
-
-def line(row: dict) -> dict:
-    """A collected row with what counts: names, score, bytes a sequence, McNemar's p against `full`, and
-    whether methods are compared there, which they are not where `full` does not beat guessing. A perplexity
-    has its chunks for n, and neither protocol, standard error, p nor that."""
-    read = "perplexity" in row
-    held = row["bytes"] if read else row
-    score = ("perplexity", row["perplexity"], None, len(row["values"])) if read else ()
-    score = score or (row["metric"], row["value"], row["stderr"], row["n"])
-    found = {name: row.get(name) for name in NAMES} | dict(zip(("metric", "score", "stderr", "n"), score))
-    size = {"bytes_held": held["device_bytes"] + held["host_bytes"], "bytes_moved": held["moved_bytes"]}
-    return found | size | {"p": row.get("p"), "compared": row.get("compared")}
-
-
-def write_flat(found: Iterable[dict], file: Path) -> list[Path]:
-    """A study's rows as CSV and Parquet beside its JSON `file`; returns their paths."""
-    return records.write([line(row) for row in found], file.with_suffix(""))
 
 
 def unplaced(row: dict) -> dict:

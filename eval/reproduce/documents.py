@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..core.digests import ROOT
 from ..core.files import write_file
 from . import ledger, tables
-from .collect import rows_of, show_flat, write
+from .collect import draw, rows_of, write
 from .studies import STUDIES
 
 DOCUMENTS = [ROOT / "README.md"] + [
@@ -24,7 +24,7 @@ TABLES: dict[str, Callable[..., str]] = {
 
 
 def report(measurement, store, show, wanted: list) -> None:
-    """Each study's rows as one file with its flat table and pictures, and the documents' tables."""
+    """Each study's rows as one file with its pictures, and the documents' tables."""
     for name in measurement.studies or STUDIES:
         file = measurement.file(name)
         rows = rows_of(sorted(part for part in (measurement.folder / name).glob("*") if part.is_dir()))
@@ -33,7 +33,7 @@ def report(measurement, store, show, wanted: list) -> None:
             there = ", those of before are shown again" if file.is_file() else ""
             show.line(f"{name}: there are no cells yet{there}")
         if file.is_file():
-            show_flat(file, STUDIES[name].get("points", False))
+            draw(file, STUDIES[name].get("points", False))
     if measurement.in_documents:
         fill()
 

@@ -1,7 +1,5 @@
 """What is stored can be made again: studies, their files of rows, and the documents that stand on them."""
 
-import csv
-
 import pytest
 
 from eval.accuracy.accuracy import Accuracy
@@ -53,10 +51,6 @@ def test_a_study_is_made_once_and_every_row_says_what_it_stands_on(tiny, tmp_pat
     assert all(row.keys() >= KEYS and len(row["outcomes"]) == row["n"] == 4 for row in rows)
     for row in rows:
         assert row["value"] == pytest.approx(sum(map(int, row["outcomes"])) / 4)
-    flat = list(csv.DictReader((tmp_path / "passages.csv").open(encoding="utf-8")))
-    assert [(row["protocol"], row["method"]) for row in flat] == [(r["protocol"], r["method"]) for r in rows]
-    assert [float(row["bytes_held"]) for row in flat] == [r["device_bytes"] + r["host_bytes"] for r in rows]
-    assert (tmp_path / "passages.parquet").is_file() and (tmp_path / "perplexity.csv").is_file()
     assert (tmp_path / "passages-context-first.png").is_file()
     (tmp_path / "passages-context-first.png").unlink()
     for cell in tmp_path.glob("passages/*/cells/*.json"):
