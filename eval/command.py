@@ -184,8 +184,6 @@ def work(measurements: list[Measurement], command: str) -> int:
         for measurement in measurements:
             extras.needs(*measurement.needs)
             measurement.check()
-        if type(last) in REPORTERS:  # imported while the fork server still imports what workers need
-            import_module(REPORTERS[type(last)], __package__)
     if shared and int(os.environ.get("RANK", 0)):
         return follow(measurements, store, show)
     store.prepare()

@@ -8,8 +8,6 @@ import sys
 import time
 from importlib import import_module
 
-from .core.ready import soon
-
 
 def kvlab() -> int:
     """The `kvlab` command; returns its exit code."""
@@ -19,7 +17,6 @@ def kvlab() -> int:
 def run(module: str) -> int:
     """Import a module and call its `main`; returns the exit code."""
     while_imported()
-    soon(sys.argv[2:] if sys.argv[1:2] == ["eval"] else sys.argv[1:])
     main = import_module(module).main
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = main()

@@ -16,7 +16,6 @@ from ..core import workers
 from ..core.errors import Failed, Problem
 from ..core.measurement import USUAL, Cell, natural, option, rows_at_once
 from ..core.numbers import shown
-from ..core.ready import get_ready
 from ..core.results import Store
 from . import boundaries, data, kept, settings, taskset, yamls
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, eviction
@@ -110,8 +109,6 @@ class Accuracy(Pooled):
         return 1 if self.small() else None
 
     def check(self) -> None:
-        if self.jobs is None and self.model is None and self.on is None and not self.tp:
-            get_ready()  # workers' imports, which take longest, begin while options are looked at
         super().check()
         self._check_options()
         eviction(checked("protocol", self.protocol, PROTOCOLS), self.evict)

@@ -1,4 +1,4 @@
-"""Ready: the fork server of worker processes, started before this process imports anything large."""
+"""Ready: the fork server of worker processes, and processes that find our packages."""
 
 from __future__ import annotations
 
@@ -8,28 +8,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from .. import PACKAGE
+from .digests import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PRELOAD = [f"{PACKAGE}.core.preload"]
-OTHERS = {"--jobs", "--model", "--on", "--tp", "--device", "--config", "--help", "-h"}  # it may not be needed
-
-
-def soon(words: list[str]) -> None:
-    """Start it for a command of accuracy on the built-in model, if other packages may keep their caches where
-    they always do (see `kvlab.scratch`)."""
-    home = os.path.expanduser("~/.cache")
-    usual = not {"KVLAB_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"} & {*os.environ}
-    named = {word.partition("=")[0] for word in words}
-    if words[:1] in (["all"], ["accuracy"]) and not OTHERS & named and usual and os.access(home, os.W_OK):
-        get_ready()
 
 
 def get_ready() -> None:
-    """Start the fork server, unless it runs: it imports what workers need while this process still looks at
-    its arguments. Ctrl-C, which would break Python's own start there with a traceback, is ignored."""
+    """Start the fork server, unless it runs: it imports what workers need. Ctrl-C, which would break Python's
+    own start there with a traceback, is ignored."""
     from multiprocessing import forkserver  # Windows has none
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
