@@ -5,7 +5,8 @@ it knows how many workers there are, and yields an `Outcome` for every job as it
 pool of this machine, `cluster.pool.OnRay` the other one.
 
 A worker is started through forkserver with torch, transformers, lm-eval and kvlab already imported,
-so the second and all later ones start in a fraction of a second. It ignores Ctrl-C: the parent
+so the second and all later ones start in a fraction of a second (one for a GPU by spawn, with nothing
+imported). It ignores Ctrl-C: the parent
 decides, keeps what is finished and stops it. `maker` names a module with `setup(options, report)
 -> handler`; a handler is `handler(job) -> result`; `report(done, total)` says how far the current job
 is, `report(0, 1, text)` what it, or its set-up, is at. Only the process that computes imports the maker.
@@ -26,7 +27,7 @@ from importlib import import_module
 from multiprocessing.connection import wait
 
 from .errors import Failed, describe
-from .ready import get_ready
+from .ready import get_ready, ours_first
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,15 @@ def _serve(connection, maker: str, options, threads) -> None:
 class Worker:
     """One process. `give(job)` starts a job, `take()` waits for the next message of any kind."""
 
-    def __init__(self, maker: str, options, threads: int | None = None):
-        get_ready()
-        context = multiprocessing.get_context("forkserver")
+    def __init__(self, maker: str, options, threads: int | None = None, start: str = "forkserver"):
+        if start == "forkserver":
+            get_ready()
+        context = multiprocessing.get_context(start)
         self.options = options
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, maker, options, threads), daemon=True)
-        self.process.start()
+        with ours_first():
+            self.process.start()
         theirs.close()
         self.job, self.busy = None, True
 

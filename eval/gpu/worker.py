@@ -6,18 +6,16 @@ be interrupted: so the process that measures is not the one that plans.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
-import signal
-import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib import import_module
 
+from ..core import workers
 from ..core.errors import Failed, describe
-from ..core.ready import ours_first
 
 START = 180.0  # seconds in which a process must have imported everything
 MODULES = {  # stage -> its module
@@ -26,37 +24,18 @@ MODULES = {  # stage -> its module
 }  # fmt: skip
 
 
-def serve(connection, dry: bool) -> None:
-    """Say what the machine is, then answer units until None comes; ends by itself when the device is
-    spoiled. Messages: (kind, value, whether the process ends)."""
+def setup(dry: bool, report: Callable) -> Callable:
+    """A worker's handler: "about" -> what the machine is, a unit -> what `measured` says of it."""
     threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TQDM_DISABLE"] = "1"
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if dry:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(EOFError, OSError):
-        try:
-            import torch
+    from .about import about
+    from .bench import Bench
 
-            from .about import about
-            from .bench import Bench
-
-            if dry:
-                torch.set_num_threads(1)
-            bench = Bench(dry, lambda line: connection.send(("line", line, False)))
-            connection.send(("done", about(dry), False))
-            gc.collect()
-            gc.freeze()  # what is imported stays: looking through it at every `tidy` takes half a second
-        except Exception as error:
-            connection.send(("failed", describe(error), True))
-            return
-        while (unit := connection.recv()) is not None:
-            kind, value, spoiled = measured(bench, unit)
-            connection.send((kind, value, spoiled))
-            if spoiled:
-                os._exit(1)  # whatever would still be given back would fail as well
+    bench = Bench(dry, lambda line: report(0, 1, line))
+    gc.collect()
+    gc.freeze()  # what is imported stays: looking through it at every `tidy` takes half a second
+    return lambda unit: about(dry) if unit == "about" else measured(bench, unit)
 
 
 def end_with(parent) -> None:
@@ -88,7 +67,7 @@ class Worker:
 
     def __init__(self, dry: bool, say):
         self.dry, self.say = dry, say
-        self.process = None
+        self.running: workers.Worker | None = None
 
     def about(self) -> dict:
         """What the process says of its machine. Raises Failed."""
@@ -100,51 +79,39 @@ class Worker:
         takes longer. Raises Failed."""
         end = time.monotonic() + seconds
         self._start(min(START, seconds))
-        with contextlib.suppress(OSError):  # a process that has ended says so below
-            self.connection.send(unit)
-        return self._answer(seconds, end)
-
-    def stop(self) -> None:
-        """End the process."""
-        if self.process is None:
-            return
-        with contextlib.suppress(OSError):
-            self.connection.send(None)
-        self.process.join(0.2)
-        self.process.kill()
-        self.process.join(10)
-        self.connection.close()
-        self.process = None
-
-    def _start(self, seconds: float) -> None:
-        if self.process is not None:
-            return
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, self.dry))
-        with ours_first():
-            self.process.start()
-        theirs.close()
-        self.machine = self._answer(seconds, time.monotonic() + seconds)
-
-    def _answer(self, seconds: float, end: float) -> dict:
-        """The next answer; lines that come before it are said."""
-        kind, spoiled = "line", False
-        while kind == "line":
-            if not self.connection.poll(max(0.0, end - time.monotonic())):
-                self.stop()
-                raise Failed(f"it took longer than {seconds:.0f} s and was ended")
-            try:
-                kind, value, spoiled = self.connection.recv()
-            except (EOFError, OSError):
-                self.process.join(5)
-                code = self.process.exitcode
-                self.stop()
-                raise Failed(f"its process ended by itself (exit code {code}; out of memory?)") from None
-            if kind == "line":
-                self.say(value)
+        self.running.give(unit)
+        kind, value, spoiled = self._answer(seconds, end)
         if spoiled:
             self.stop()
         if kind == "failed":
             raise Failed(*value)
         return value
+
+    def stop(self) -> None:
+        """End the process at once: whatever it would still give back may fail as well."""
+        if self.running is not None:
+            self.running.process.kill()
+            self.running.stop()
+            self.running = None
+
+    def _start(self, seconds: float) -> None:
+        if self.running is None:
+            self.running = workers.Worker(__name__, self.dry, 1 if self.dry else None, "spawn")
+            end = time.monotonic() + seconds
+            self._answer(seconds, end)  # it is ready
+            self.running.give("about")
+            self.machine = self._answer(seconds, end)
+
+    def _answer(self, seconds: float, end: float):
+        """The next answer; lines that come before it are said."""
+        while self.running.connection.poll(max(0.0, end - time.monotonic())):
+            kind, value = self.running.take()
+            if kind == "at":
+                self.say(value[2])
+            elif kind == "failed":
+                self.stop()
+                raise Failed(*value)
+            else:
+                return value
+        self.stop()
+        raise Failed(f"it took longer than {seconds:.0f} s and was ended")

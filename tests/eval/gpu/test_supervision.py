@@ -29,15 +29,15 @@ def unit_of(name: str, **given) -> Unit:
 
 
 def test_a_unit_that_fails_hangs_or_kills_its_process_is_followed_by_the_next(monkeypatch):
-    """In real processes: `serve` is what runs in them."""
+    """In real processes."""
     worker = Worker(True, lambda line: None)
     try:
         assert worker.about()["device"] == "cpu (dry run)"
         with pytest.raises(Failed, match="not_there"):
             worker.ask(unit_of("wrong", not_there=1), 60)
-        first = worker.process.pid
+        first = worker.running.process.pid
         assert worker.ask(unit_of("fine"), 60)["rows"]
-        assert worker.process.pid == first
+        assert worker.running.process.pid == first
         os.kill(first, 9)
         with pytest.raises(Failed, match="ended by itself"):
             worker.ask(unit_of("killed"), 60)
@@ -47,7 +47,7 @@ def test_a_unit_that_fails_hangs_or_kills_its_process_is_followed_by_the_next(mo
         assert time.monotonic() - begun < 120
     finally:
         worker.stop()
-    assert not [child for child in multiprocessing.active_children() if "serve" in repr(child)]
+    assert not [child for child in multiprocessing.active_children() if "Spawn" in repr(child)]
 
 
 def test_a_process_that_measures_ends_with_the_one_that_planned():
@@ -62,7 +62,7 @@ def test_a_process_that_measures_ends_with_the_one_that_planned():
         "    endless = Unit('link', 'endless', 0, 1, {'sizes': [4096] * 10**6})\n"
         "    threading.Thread(target=worker.ask, args=(endless, 600), daemon=True).start()\n"
         "    time.sleep(2)\n"
-        "    print(worker.process.pid, flush=True)\n"
+        "    print(worker.running.process.pid, flush=True)\n"
         "    time.sleep(600)\n"
     )
     with tempfile.TemporaryDirectory() as place:
