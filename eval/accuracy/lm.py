@@ -28,11 +28,14 @@ import contextlib
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
+from inspect import signature
 from itertools import chain
 from typing import ClassVar
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -46,7 +49,6 @@ from kvlab.spec import Spec, parse
 from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
 from ..core.measurement import USUAL, rows_at_once
-from .arguments import with_parameters, without_cuda
 from .batching import PREFILLED, Meter
 from .boundaries import check_until
 from .choosing import choice
@@ -65,23 +67,38 @@ from .writing import generate
 # child that was told to end at a bad moment is waited for without end.
 os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
+# Arguments of `KVLabLM` that `identity` knows by what they name, or that change no answer.
+OTHERWISE = ("pretrained", "method", "parameters", "tokenizer", "max_batch_size")
 
-def identity(
-    pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=USUAL,
-    device=None, dtype=None, engine="eager", max_length=None, max_batch_size=None, tokenizer=None,
-    device_map=None, tp=False, **parameters,
-) -> str:  # fmt: skip
+
+def identity(pretrained=None, method="full", **given) -> str:
     """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, the cuts of
     tasks of one's own, its model's files, and the code of the method and of the harness; "" for a model that
     is already loaded."""
     if not (pretrained is None or isinstance(pretrained, str)):
         return ""
-    spec = parse(with_parameters(method, parameters))
+    known = {name: one.default for name, one in signature(KVLabLM).parameters.items()}
+    spec = parse(with_parameters(method, {name: one for name, one in given.items() if name not in known}))
     code = code_digest(), method_digest(spec), model_digest(pretrained)
-    evict, rows = eviction(protocol, evict), rows_at_once(batch_size)
-    how = protocol, evict, context_until, rows, device, dtype, engine, max_length, device_map, tp
+    how = {name: given.get(name, usual) for name, usual in known.items() if name not in OTHERWISE}
+    how |= {"evict": eviction(how["protocol"], how["evict"])}
+    how |= {"batch_size": rows_at_once(how["batch_size"])}
     cuts = sorted(KVLabLM.untils_of_tasks.items())
-    return hashlib.sha256(repr((spec.text, *code, *map(str, how), cuts)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((spec.text, *code, *map(str, how.values()), cuts)).encode()).hexdigest()[:12]
+
+
+def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
+    """A method whose further parameters came as arguments of their own, since lm-eval splits at commas."""
+    extra = ",".join(f"{name}={value}" for name, value in parameters.items())
+    return f"{method}{',' if ':' in str(method) else ':'}{extra}" if extra else method
+
+
+def without_cuda(device: str | None) -> str | None:
+    """The CPU in the place of a CUDA device that is not there, with a note."""
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        print(f"kvlab: device {device} is not there; the model runs on the CPU", file=sys.stderr)
+        return "cpu"
+    return device
 
 
 class KVLabLM(Texts):

@@ -25,6 +25,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging, simple_parse_args_string
 
 from kvlab import extras
+from kvlab.errors import nearest
 from kvlab.models import source_of
 
 from ..core.errors import Problem
@@ -93,7 +94,7 @@ def _given(arguments) -> dict:
         raise Problem(f"--config {file}: expected lines such as tasks: [recall]") from error
     known = [field.name for field in fields(EvaluatorConfig)]
     if strange := [str(name) for name in found if name not in known]:
-        raise Problem(f"--config {file}: unknown {strange[0]!r}{yamls.nearest(strange[0], known)}")
+        raise Problem(f"--config {file}: unknown {strange[0]!r}{nearest(strange[0], known)}")
     return found | words
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from kvlab.errors import nearest
 from kvlab.parameters import from_json
 
 from ..core.errors import Problem
 from . import boundaries
-from .yamls import nearest
 
 MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
 NAMES = ("lengths", "documents", "tokenizer")  # the settings of these
@@ -53,8 +53,8 @@ def check(ours: Collection[str], others: Collection[str], metadata: Iterable[str
         near = nearest(name, known, 0.8 if strangers else 0.5)
         if name not in known and (near or not strangers):
             raise Problem(
-                f"--metadata {name}: {' and '.join(asked)} do not know it; expected one of "
-                f"{', '.join(known)}{near}"
+                f"--metadata {name}: {' and '.join(asked)} do not know it{near}; expected one of "
+                f"{', '.join(known)}"
             )
 
 
@@ -84,8 +84,8 @@ def generation(said: Mapping, option: str) -> dict:
             if not all(isinstance(one, str) for one in (value if isinstance(value, list) else [value])):
                 raise Problem(f"{option} {name}={value}: expected a text, or a list of texts")
         elif name not in GREEDY:
-            near = nearest(name, (*LIMITS, *GREEDY, "until"))
-            raise Problem(f"{option} {name}: kvlab does not apply it; expected until or {LIMITS[0]}{near}")
+            near = nearest(name, (*LIMITS, *GREEDY, "until"), 0.5)
+            raise Problem(f"{option} {name}: kvlab does not apply it{near}; expected until or {LIMITS[0]}")
         elif value != GREEDY[name]:
             raise Problem(f"{option} {name}={value}: kvlab decodes greedily; expected {name}={GREEDY[name]}")
     return {LIMITS[0] if name in LIMITS else name: value for name, value in said.items()}

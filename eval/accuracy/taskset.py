@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import difflib
 import hashlib
 import io
 import json
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from kvlab import extras
+from kvlab.errors import nearest
 from kvlab.parameters import from_json, shown
 
 from ..core.digests import digest
@@ -131,9 +131,8 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
             continue
         if name not in local.all_tasks and name not in (known := _manager(True, sources).all_tasks):
             yamls.check_absent(name, sources.include)
-            near = difflib.get_close_matches(name, [AGREEMENT, *local.all_tasks, *known], 4, 0.5)
-            hint = f"; nearest: {', '.join(near)}" if near else ""
-            raise Problem(f"--tasks: unknown task {name!r}{hint}; local tasks: {', '.join(local_names())}")
+            near = nearest(name, [AGREEMENT, *local.all_tasks, *known], 0.5)
+            raise Problem(f"--tasks: unknown task {name!r}{near}; local tasks: {', '.join(local_names())}")
         checked += _looked_at(name, sources)
     strangers = [name for name, _ in sources.data if name not in checked]
     if strangers:

@@ -6,7 +6,6 @@ lm-eval leaves a file out of its index when it cannot read it, so that a task is
 from __future__ import annotations
 
 import atexit
-import difflib
 import json
 import re
 import shutil
@@ -18,6 +17,8 @@ from functools import cache
 from pathlib import Path
 
 import yaml
+
+from kvlab.errors import nearest
 
 from ..core.errors import Problem, describe, one_line
 from .boundaries import FIELD
@@ -87,12 +88,6 @@ def _module_of(function: str, folder: Path) -> list[Path]:
     below = folder / f"{module.replace('.', '/')}.py"
     file = below if below.exists() else getattr(sys.modules.get(module), "__file__", None)
     return [Path(file).resolve()] if file else []
-
-
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """ "; did you mean ...?" where a known word is near."""
-    near = difflib.get_close_matches(word, list(known), 1, cutoff)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def name_of(found: dict) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from types import SimpleNamespace
 
+from kvlab.bill.show import size
 from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
 
@@ -325,15 +326,6 @@ def headline(board: Board) -> str:
                 f"({slow['decode_ms']:.0f} ms instead of {full['decode_ms']:.1f})."
             )
     return " ".join(parts)
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units: 950 B, 6.9 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def share(value: float | None) -> str:

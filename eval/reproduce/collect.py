@@ -12,6 +12,7 @@ from ..core.files import finite, write_file
 from ..core.results import Store
 from ..report import records
 from ..report.budgets import curves, drawable
+from ..report.paper import place
 from ..report.plots import save
 from ..report.tables import boards, tabled
 
@@ -66,14 +67,10 @@ def write(rows: list[dict], about: str, file: Path, say) -> None:
 def others(made: list[dict], stored: list[dict]) -> list[dict]:
     """The stored rows comparable with these: from other cells and, for the same model and task, asked in the
     same way (`ASKED`: the same documents, say)."""
-    cells, asked = {place(row, OF_CELL) for row in made}, {place(row): place(row, ASKED) for row in made}
-    beside = lambda row: asked.get(place(row), place(row, ASKED)) == place(row, ASKED)
+    cells = {place(row, OF_CELL) for row in made}
+    asked = {place(row, PLACE): place(row, ASKED) for row in made}
+    beside = lambda row: asked.get(place(row, PLACE), place(row, ASKED)) == place(row, ASKED)
     return [row for row in stored if place(row, OF_CELL) not in cells and beside(row)]
-
-
-def place(row: dict, names: tuple = PLACE) -> tuple:
-    """A row's place in the table."""
-    return tuple(str(row.get(name)) for name in names)
 
 
 def draw(file: Path, points: bool = False) -> None:

@@ -44,7 +44,7 @@ def cells(tmp_path) -> dict[str, float]:
         (["all", "--methods", "h2o:budget=1.5"], "budget=1.5"),
         (["accuracy", "--methods", "full,int4", "--budgets", "0,2"], "none of the methods has a budget"),
         (["all", "--limit", "9" * 30], "too large"),
-        (["all", "--tasks", "recal"], "nearest: recall"),
+        (["all", "--tasks", "recal"], "did you mean recall"),
         (["report", "--out", "nowhere"], "no results"),
         (["merge", "nowhere", "--out", "there"], "no cells"),
         (["all", "--suite", "attention"], "invalid choice: 'attention'"),
