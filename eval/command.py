@@ -250,13 +250,6 @@ def seen_enough() -> Iterator[None]:
         drop_rest()
 
 
-def lm_eval(words: list[str]) -> int:
-    """lm-eval's own command line."""
-    from .accuracy import passthrough
-
-    return passthrough.run(words)
-
-
 def main(words: list[str] | None = None) -> int:
     """Run the command; never raises for bad input, a file that cannot be read or written, or a signal."""
     given = sys.argv[1:] if words is None else words
@@ -269,7 +262,9 @@ def main(words: list[str] | None = None) -> int:
         with terminable():
             working_directory_last()
             if theirs:
-                return lm_eval(given[1:])
+                from .accuracy import passthrough
+
+                return passthrough.run(given[1:])
             measurements = chosen(words)
             out = measurements[-1].folder
             return work(measurements, f"{PROGRAM} {shlex.join(given)}".strip())

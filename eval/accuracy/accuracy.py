@@ -246,14 +246,9 @@ class Accuracy(Pooled):
         names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn")
         return {name: getattr(self, name) for name in names}
 
-    @property
-    def placed(self) -> str | dict:
-        """--device-map as it was read."""
+    def cells(self) -> list[Cell]:
         from kvlab.devices import read_map
 
-        return read_map(self.device_map)
-
-    def cells(self) -> list[Cell]:
         settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
         settings |= {"evict": eviction(self.protocol, self.evict)}
         settings |= self.prompting | {"gen_kwargs": self.gen_kwargs, "model_args": self.model_args}
@@ -261,7 +256,7 @@ class Accuracy(Pooled):
         settings |= {"context_until": self.context_until}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
         settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
-        settings |= {"device_map": self.placed} if self.device_map else {}
+        settings |= {"device_map": read_map(self.device_map)} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
         files = {task: taskset.rows_digest(task, self.sources) for task in self.tasks}
         chosen = {task: {"documents": numbers} for task, numbers in self.documents.items()}

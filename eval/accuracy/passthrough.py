@@ -183,10 +183,10 @@ def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[d
     untils = {
         yamls.name_of(one): settings.context_until(yamls.name_of(one), one.get("metadata")) for one in found
     }
-    for name, entry in index.items():  # groups and tags have members that were not named
-        about = (entry.cfg or {}).get("metadata")
-        untils.setdefault(name, about.get(boundaries.FIELD) if isinstance(about, dict) else None)
     examples = {yamls.name_of(one): shots or one.get("num_fewshot") or 0 for one in found}
-    for name, entry in index.items():
-        examples.setdefault(name, shots or (entry.cfg or {}).get("num_fewshot") or 0)
+    for name, entry in index.items():  # groups and tags have members that were not named
+        said = entry.cfg or {}
+        about = said.get("metadata")
+        untils.setdefault(name, about.get(boundaries.FIELD) if isinstance(about, dict) else None)
+        examples.setdefault(name, shots or said.get("num_fewshot") or 0)
     return {name: until for name, until in untils.items() if until is not None}, {None: shots or 0} | examples

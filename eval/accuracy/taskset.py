@@ -7,14 +7,11 @@ or its cache, unless a file of rows takes its place.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import io
 import json
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -86,11 +83,9 @@ def _on_rows(name: str, file: str, sources: Sources) -> Path:
     entry = _manager_of(name, sources).task_index[name]
     if entry.yaml_path is None or "class" in yamls.read(entry.yaml_path, f"task {name}"):
         raise Problem(f"--data {name}: this task is written in Python and reads its own data")
-    folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rows = str(Path(file).resolve())
     fixed = (yamls.read(entry.yaml_path, f"task {name}").get("fewshot_config") or {}).get("samples")
-    text = f"""include: {json.dumps(str(entry.yaml_path))}
+    return yamls.folder_of(f"""include: {json.dumps(str(entry.yaml_path))}
 task: {json.dumps(name)}
 dataset_path: json
 dataset_name: null
@@ -100,9 +95,7 @@ training_split: null
 validation_split: null
 test_split: test
 fewshot_split: {"null" if fixed else "test"}
-"""
-    (folder / "task.yaml").write_text(text, encoding="utf-8")
-    return folder
+""")
 
 
 def local_names() -> list[str]:

@@ -101,9 +101,14 @@ def alone(file: str) -> Path:
     its own folder."""
     if "group" in read(file, file):
         return Path(file).parent
+    return folder_of(f"include: {json.dumps(file)}\n")
+
+
+def folder_of(text: str) -> Path:
+    """A folder, until this process ends, with a YAML of this text."""
     folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "task.yaml").write_text(f"include: {json.dumps(file)}\n", encoding="utf-8")
+    (folder / "task.yaml").write_text(text, encoding="utf-8")
     return folder
 
 

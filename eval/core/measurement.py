@@ -125,7 +125,24 @@ class Measurement:
 
     def run(self, store, show) -> int:
         """Make the cells that are missing; returns how many could not be made."""
-        return run(self, store, show)
+        with show.waiting(f"{self.name}: looking at what there is"):
+            cells = self.cells()
+        for line in self.notes():
+            show.line(line)
+        missing = store.missing(cells)
+        show.kept(len(cells) - len(missing), len(cells), f"{self.name} cells")
+        failed = 0
+        with show.bar(self.name, len(missing), sum(map(self.work, missing))) as bar:
+            for cell, found in self.made(missing, bar) if missing else ():
+                label, result = self.label(cell), None
+                if isinstance(found, Failed):
+                    failed += 1
+                    show.failed(label, found)
+                else:
+                    store.save(record(cell, found, self.threads))
+                    result = self.result(found)
+                bar.done(label, result, self.work(cell))
+        return failed
 
 
 @dataclass(kw_only=True)
@@ -267,28 +284,6 @@ class OfMethods(OnModel):
 def _open(spec) -> bool:
     """Does this method have a budget that its text does not name?"""
     return "budget" in spec.method.parameters and "budget" not in spec.parameters
-
-
-def run(measurement: Measurement, store, show) -> int:
-    """Make the cells that are missing; returns how many could not be made."""
-    with show.waiting(f"{measurement.name}: looking at what there is"):
-        cells = measurement.cells()
-    for line in measurement.notes():
-        show.line(line)
-    missing = store.missing(cells)
-    show.kept(len(cells) - len(missing), len(cells), f"{measurement.name} cells")
-    failed = 0
-    with show.bar(measurement.name, len(missing), sum(map(measurement.work, missing))) as bar:
-        for cell, found in measurement.made(missing, bar) if missing else ():
-            label, result = measurement.label(cell), None
-            if isinstance(found, Failed):
-                failed += 1
-                show.failed(label, found)
-            else:
-                store.save(record(cell, found, measurement.threads))
-                result = measurement.result(found)
-            bar.done(label, result, measurement.work(cell))
-    return failed
 
 
 def record(cell: Cell, found: dict, threads: int | None) -> dict:

@@ -1,4 +1,4 @@
-"""Bench: the measured device: its clock, its memory, its graphs, and its best rates.
+"""Bench: the measured device: its clock, its memory, its graphs, and its bandwidth.
 
 Everything runs on a CPU too, in small (`dry`): there the clock is the host's, and what only a GPU has (CUDA
 graphs, memory peaks, streams) is left out of the rows.
@@ -17,7 +17,6 @@ import torch
 
 SIDE_STREAM_CALLS = 3  # before a graph is captured: compilers and allocators do their work
 PART = 0.9  # of the free memory that may be asked for
-PRODUCT = 8192  # rows and columns of the product that says what a GPU computes at best
 
 
 class Bench:
@@ -169,14 +168,6 @@ class Bench:
         target = torch.empty_like(source)
         times = self.interleaved({"copy": lambda: target.copy_(source)}, 9)["copy"]
         return 2 * size / statistics.median(times) * 1e3
-
-    @cached_property
-    def flops(self) -> float:
-        """Operations per second of a large bf16 matrix product of random numbers."""
-        size = PRODUCT if self.on_gpu else 256
-        a, b = (torch.randn(size, size, device=self.device).to(torch.bfloat16) for _ in "ab")
-        times = self.interleaved({"product": lambda: a @ b}, 7)["product"]
-        return 2 * size**3 / statistics.median(times) * 1e3
 
 
 def spread(times: list[float]) -> dict[str, float]:

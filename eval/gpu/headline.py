@@ -22,7 +22,9 @@ import psutil
 import torch
 
 import kvlab
+from kvlab.arithmetic import kv_bytes
 from kvlab.link import Link
+from kvlab.models import ModelShape
 from kvlab.place import CudaLink
 from kvlab.spec import parse
 
@@ -108,7 +110,7 @@ def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> d
 def fitting(bench, name: str, prompt: int, batch: int) -> int:
     """The largest batch whose cache fits on the device beside the weights, and twice into pinned memory; says
     so where it is not the whole."""
-    size = models.kv_bytes(name, prompt + STEPS, 1)
+    size = kv_bytes(ModelShape.of(models.published(name)), prompt + STEPS)
     here, host = bench.free_bytes() / 1.5, HOST_PART * psutil.virtual_memory().available / PINNED_ROUNDING
     rows = max(1, min(batch, int(min(here, host) // size)))
     if rows < batch:

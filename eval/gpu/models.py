@@ -10,7 +10,6 @@ from torch import Tensor
 
 import kvlab
 from kvlab.faster import graphed
-from kvlab.models import ModelShape
 
 SHAPES = {  # the publishers' configurations; OPT's positions go as far as the experiments need
     "Llama-3-8B": ("llama", {
@@ -31,7 +30,7 @@ SHAPES = {  # the publishers' configurations; OPT's positions go as far as the e
     }),
 }  # fmt: skip
 STD = 0.02  # of the weights
-BYTES = 2  # of a weight and of a number in the cache
+BYTES = 2  # of a weight
 
 
 @cache
@@ -95,9 +94,3 @@ def sharing(model):
 def next_ids(bench, batch: int) -> Tensor:
     """One token for every row."""
     return torch.ones(batch, 1, dtype=torch.long, device=bench.device)
-
-
-def kv_bytes(name: str, tokens: int, batch: int) -> float:
-    """Bytes of the full cache in 16 bits."""
-    shape = ModelShape.of(published(name))
-    return 2.0 * BYTES * shape.layers * shape.kv_heads * shape.head_dim * tokens * batch

@@ -30,14 +30,14 @@ __all__ = ["RUN", "report", "write"]
 
 
 def report(measurement, store: Store, show, wanted: list) -> None:
-    """Tables, plots and the page of a run."""
-    write(
-        store,
-        wanted,
-        any_code=getattr(measurement, "any_code", False),
-        against=getattr(measurement, "against", None),
-        form=getattr(measurement, "format", "html"),
-    )
+    """Tables, plots and the page of a run. Raises Failed where cells are of another schema."""
+    names = {"any_code": "any_code", "against": "against", "form": "format"}
+    how = {name: getattr(measurement, ours) for name, ours in names.items() if hasattr(measurement, ours)}
+    try:
+        write(store, wanted, **how)
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        kind = f"{type(error).__name__}: {one_line(error)}"
+        raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 
 
 def write(
@@ -55,18 +55,8 @@ def write(
     any_code: cells that other code made are shown as well, marked. against: the method that others are
     compared with (`full`), or ALL, which prints the tables of every two. form: one of
     formats.FORMATS, which is written beside the page. Raises Problem where there are no
-    cells for a table, Failed where some are of another schema.
+    cells for a table.
     """
-    try:
-        return _write(store, wanted, console, any_code, against, form)
-    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        kind = f"{type(error).__name__}: {one_line(error)}"
-        raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
-
-
-def _write(
-    store: Store, wanted: Iterable, console: Console | None, any_code: bool, against: str | None, form: str
-) -> list[Path]:
     cells, left_out = comparable(tabled(store.records()), wanted, any_code)
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ..accuracy.accuracy import Accuracy
 from ..accuracy.taskset import AGREEMENT
-from ..core.measurement import run
+from ..core.measurement import Measurement
 from ..core.progress import Show
 from ..core.results import Store
 from . import budgets, plots, tables
@@ -53,7 +53,7 @@ def compare(
         store, show = Store(wanted.folder), _Silent(wanted.folder)
         store.prepare()
         with contextlib.redirect_stderr(io.StringIO()):  # the bars of libraries
-            run(wanted, store, show)
+            Measurement.run(wanted, store, show)
         if show.failures:
             raise ValueError("; ".join(show.failures))
         return tables.boards([store.load(cell) for cell in wanted.cells()])[0]

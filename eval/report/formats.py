@@ -15,7 +15,6 @@ from matplotlib.table import Table as Grid
 from ..accuracy.agreement import DECODED, PROMPT
 from ..accuracy.taskset import AGREEMENT
 from ..core.files import write_file
-from ..core.table import markdown as pipes
 from . import paper
 from .plots import SETTINGS, picture
 from .significance import ABOUT, matrix
@@ -80,7 +79,8 @@ def write(form: str, found: list[Board], figures: list[dict], out: Path) -> Path
 def _markdown(found: list[Board], figures: list[dict], out: Path) -> Path:
     named = lambda board: ", ".join(filter(None, (board.model, board.setting, board.protocol)))
     parts = [f"**{named(board)}.** {headline(board)}" for board in found]
-    parts += [f"## {title}\n\n{pipes(head, body, f'{note}.')}" for title, head, body, note in tables(found)]
+    for title, head, body, note in tables(found):
+        parts.append(f"## {title}\n\n{paper.markdown(head, body, f'{note}.')}")
     parts += [f"![{one['title']}]({one['path'].name})\n\n{one['title']}. {one['about']}" for one in figures]
     write_file(out / "report.md", "\n\n".join(parts) + "\n")
     return out / "report.md"

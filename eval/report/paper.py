@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pandas
 
 from ..accuracy.protocols import PROTOCOLS
-from ..core import table
 from ..core.numbers import shown, spread
 from .tables import HALF
 
@@ -31,10 +30,14 @@ def grid(cells: list[tuple[str, str, str]], columns) -> pandas.DataFrame:
 
 
 def markdown(head: list[str], body: list[list[str]] | pandas.DataFrame, note: str = "") -> str:
+    """A table as Markdown. head: a title for every column, of which the first holds words, the others
+    numbers; a frame adds its own. body: lines of texts. note: a line below."""
     if isinstance(body, pandas.DataFrame):
         body = body.fillna("–")
         head, body = [*head, *body.columns], [[name, *line] for name, *line in body.itertuples()]
-    return table.markdown(head, body, note)
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    lines = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+    return f"{lines}\n\n{note}" if note else lines
 
 
 def made(rows: list[dict]) -> str:

@@ -42,11 +42,7 @@ def row(cell: dict, full: dict | None, base: dict | None = None) -> dict:
         "budget": budget,
         **metric,
         "chance": cell.get("chance"),
-        "compared": None,
-        "lost": None,
-        "won": None,
-        "p": None,
-        "differs": None,
+        **dict.fromkeys(("compared", "lost", "won", "p", "differs")),
     }
     if full is not None:
         best = full["metrics"][0]
