@@ -17,7 +17,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from .core.measurement import Measurement, option
 from .core.merge import merge
 from .core.progress import LOG, Show
 from .core.results import RUN, Store
-from .core.study import COMMAND, expanded, loaded, said
+from .core.study import COMMAND, expanded, loaded, options, said
 from .gpu.plan import Gpu
 from .reproduce.studies import Reproduce
 from .speed.speed import Speed
@@ -133,11 +133,6 @@ def parser() -> Parser:
             "--config", metavar="FILE", help="these options in YAML or JSON, such as a run.json"
         )
     return made
-
-
-def options(kind) -> list:
-    """The fields of a measurement that are options."""
-    return [field for field in fields(kind) if "help" in field.metadata]
 
 
 def chosen(words: list[str] | None) -> list[Measurement]:

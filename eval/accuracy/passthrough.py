@@ -9,7 +9,6 @@ error in a user's own files is one line. All this also holds for the file of `--
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import glob
 import sys
@@ -19,7 +18,6 @@ from pathlib import Path
 import lm_eval.models  # noqa: F401  its own models are known before ours is
 import torch
 from lm_eval._cli.harness import HarnessCLI
-from lm_eval.api.registry import model_registry
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging, simple_parse_args_string
@@ -41,8 +39,6 @@ OWN = ("batch_size", "max_batch_size", "device")  # what lm-eval hands to a mode
 def run(words: list[str]) -> int:
     """Do what `lm-eval WORDS` does; returns its exit code. A ValueError is for the caller to print in one
     line."""
-    with contextlib.suppress(ValueError):  # it is registered already
-        model_registry.register(NAME, target=f"{__package__}:KVLabLM")
     setup_logging()
     command = HarnessCLI()
     before, sys.argv = sys.argv, ["lm-eval", *words]

@@ -85,10 +85,9 @@ class Show:
             over.set()
 
     @contextlib.contextmanager
-    def bar(self, name: str, total: int, work: float | None = None) -> Iterator[Bar]:
+    def bar(self, name: str, total: int, work: float) -> Iterator[Bar]:
         """Progress over `total` cells, also within a cell; work: how long all of them take, in the unit of
-        `at` (None: 1 for each)."""
-        work = total if work is None else work
+        `at`."""
         if not total or self.console.quiet:
             yield Bar(name, total, work)
         elif self.console.is_terminal:

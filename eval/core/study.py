@@ -90,11 +90,15 @@ def _words(name: str, value) -> list[str]:
     return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]
 
 
+def options(kind) -> list:
+    """The fields of a measurement that are options."""
+    return [field for field in fields(kind) if "help" in field.metadata]
+
+
 def said(run: str, measurements: list, command: str) -> dict:
     """What run.json has: the options of a command that are not their defaults."""
     found = {COMMAND: command, RUN: run}
-    options = {field.name: field for one in measurements for field in fields(one) if "help" in field.metadata}
-    for name, field in options.items():
+    for name, field in {field.name: field for one in measurements for field in options(one)}.items():
         given = [getattr(one, name) for one in measurements if hasattr(one, name)]
         value, *others = dict.fromkeys(given)  # several protocols are several measurements
         if others or value != field.default:

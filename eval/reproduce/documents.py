@@ -34,13 +34,7 @@ def report(measurement, store, show, wanted: list) -> None:
             show.line(f"{name}: there are no cells yet{there}")
         if file.is_file():
             draw(file, STUDIES[name].get("points", False))
-    if measurement.in_documents:
-        fill()
-
-
-def fill() -> None:
-    """Rewrite the marked tables of the documents."""
-    for document in DOCUMENTS:
+    for document in DOCUMENTS if measurement.in_documents else ():
         if document.is_file():
             write_file(document, filled(document.read_text(encoding="utf-8")))
 

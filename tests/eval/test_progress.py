@@ -8,7 +8,7 @@ import time
 
 from eval.command import main
 from eval.core import progress as showing
-from eval.core.measurement import Cell, Measurement, option, run
+from eval.core.measurement import Cell, Measurement, option
 from eval.core.progress import Show
 from eval.core.results import Store
 
@@ -34,7 +34,7 @@ def test_a_line_for_every_cell_and_no_long_silence(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(showing, "SILENT", 0.2)
     store = Store(tmp_path)
     store.prepare()
-    assert run(Slow(out=tmp_path), store, Show(tmp_path)) == 0
+    assert Slow(out=tmp_path).run(store, Show(tmp_path)) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "1/3 part 0: 2 rows" or lines[0].startswith("1/3 part 0: 2 rows, about ")
     assert lines[1].startswith("1/3 slow, at part 1, about ")
@@ -61,7 +61,7 @@ def test_a_run_goes_on_when_nobody_reads(quick, tmp_path):
     store = Store(tmp_path)
     store.prepare()
     with contextlib.redirect_stderr(Gone()):
-        assert run(Slow(out=tmp_path), store, Show(tmp_path)) == 0
+        assert Slow(out=tmp_path).run(store, Show(tmp_path)) == 0
     assert len(list(store.records())) == 3
     assert main(["accuracy", *quick, "0"]) == 0
     page = tmp_path / "out" / "report.html"

@@ -12,8 +12,9 @@ from transformers import LlamaConfig
 from eval.command import main
 from eval.core import workers
 from eval.core.errors import Failed
+from eval.core.measurement import Cell
 from eval.report.tables import COLUMNS
-from eval.speed import llama, speed, timing
+from eval.speed import llama, on_ray, speed, timing
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +155,15 @@ def test_llama_cpp_computes_the_same_model(tmp_path, monkeypatch, kind, flash, m
     assert (
         found["tokens_held"] == 48 and len(found["steps_ms"]) == 16 and timed("about")["weight_bytes"] == read
     )
+
+
+def test_an_actor_makes_the_cells_of_a_context_as_a_machine_does(monkeypatch):
+    asked = speed.Speed(on="ray", methods=("full",))
+    cell = Cell("m", "full", "speed:model:256", {})
+
+    def made(self, cells, bar):
+        bar.at("full", 0.5)
+        yield cells[0], self.on
+
+    monkeypatch.setattr(speed.Speed, "made", made)
+    assert on_ray.setup(asked, print)((cell,)) == [(cell, None)]
