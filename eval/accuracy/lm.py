@@ -124,10 +124,8 @@ class KVLabLM(Texts):
         context_until=None, device_map=None, tp=False, **parameters,
     ):  # fmt: skip
         super().__init__()
-        named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
-        named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
-        named |= {"engine": engine, "device_map": device_map, "tp": tp}
-        self._identity = partial(identity, pretrained, method, **named, **parameters)
+        arguments = {name: one for name, one in locals().items() if name not in ("self", "__class__")}
+        self._identity = partial(identity, **arguments.pop("parameters"), **arguments)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = eviction(self.protocol, evict)
         check_until(context_until, protocol)

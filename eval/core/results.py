@@ -53,11 +53,6 @@ class Store:
         if self.remote:
             weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
 
-    @property
-    def cells(self) -> Path:
-        """The local folder of cells."""
-        return self.out / "cells"
-
     def prepare(self) -> None:
         """Make the folder and try a file in it. Raises Problem when it cannot be written."""
         try:

@@ -13,6 +13,7 @@ well counts more. A run's run.json is such a file.
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -35,15 +36,13 @@ def expanded(words: list[str]) -> list[str]:
     """The words of a command line, in which a file's options are in the place of --config FILE, and names of
     options have dashes. Raises Problem for a file that says no options."""
     words = [_dashed(word) for word in words]
-    at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
-    if at is None:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="?", const="")
+    found, rest = finder.parse_known_args(words)
+    if (path := found.config) is None:
         return words
-    _, equals, path = words[at].partition("=")
-    if not equals and at + 1 == len(words):
+    if not path:
         raise Problem("--config: expected a file")
-    path, rest = (
-        (path, words[:at] + words[at + 1 :]) if equals else (words[at + 1], words[:at] + words[at + 2 :])
-    )
     said = read(path)
     named = [rest.pop(0)] if rest and not rest[0].startswith("-") else [said.get(RUN)]
     if named == [None]:

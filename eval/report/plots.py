@@ -28,7 +28,6 @@ from ..core.files import write_file
 
 SHADES = (0.0, -0.42, 0.4)  # of a colour: as it is, darker, lighter
 FILLS = ("full", "none", "left", "right", "top", "bottom")  # of the mark of one name's several specs
-FEW = 3  # points whose names have room beside them
 NOBODY = {"svg": {"Date": None}, "png": {"Software": None}}  # a picture is the same bytes every time
 
 
@@ -58,53 +57,49 @@ def shaded(colour: str, by: float) -> str:
     return to_hex((1 - abs(by)) * np.array(to_rgb(colour)) + abs(by) * target)
 
 
-def label_right(axes, points: list[tuple[float, float, str]]) -> None:
-    """Names in a column right of the axes, each joined to its point (x, y, name)."""
+def labels(axes, points: list[tuple[float, float, str]], along: int, gap: tuple, placed) -> None:
+    """Names, each joined to its point (x, y, name) and spread along x (0) or y (1). gap: how far apart, and
+    from where to where. placed: (x, its place) -> where the name is, where its line ends on it, and its
+    alignment."""
     points, look = within(axes, points), looks(name for *_, name in points)
-    heights = spread([y for _, y, _ in points], 0.057, 0.0, 1.0)
-    for (x, y, name), height in zip(points, heights, strict=True):
-        arrow = {"color": look[name]["color"], "relpos": (0, 0.5), "shrinkB": 4}
-        _label(axes, name, (x, y), (1.05, height), arrow, va="center")
-
-
-def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072) -> None:
-    """Names in a slanted row above the axes, each joined to its point (x, y, name)."""
-    points, look = within(axes, points), looks(name for *_, name in points)
-    places = spread([x for x, _, _ in points], gap, 0.02, 0.98)
+    places = spread([point[along] for point in points], *gap)
     for (x, y, name), place in zip(points, places, strict=True):
-        arrow = {"color": look[name]["color"], "relpos": (0, 0), "shrinkB": 5}
-        _label(axes, name, (x, y), (place, 1.03), arrow, rotation=50, ha="left", va="bottom")
+        where, relpos, how = placed(x, place)
+        arrow = {"arrowstyle": "-", "lw": 0.7, "shrinkA": 0, "shrinkB": 5, "relpos": relpos}
+        axes.annotate(
+            name,
+            xy=(x, y),
+            xytext=where,
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            arrowprops=arrow | {"color": look[name]["color"]},
+            annotation_clip=False,
+            parse_math=False,
+            **how,
+        )
 
 
-def label_beside(axes, points: list[tuple[float, float, str]]) -> None:
-    """Names right of their points (x, y, name), at the right edge left of them, each joined to its point."""
-    points, look = within(axes, points), looks(name for *_, name in points)
-    heights = spread([y for _, y, _ in points], 0.065, 0.03, 1.0)
-    for (x, y, name), height in zip(points, heights, strict=True):
-        left = x > 0.7
-        arrow = {"color": look[name]["color"], "relpos": (left, 0.5), "shrinkB": 5}
-        _label(axes, name, (x, y), (x - 0.05 if left else x + 0.05, height), arrow,
-               ha="right" if left else "left", va="center")  # fmt: skip
+def above(x: float, place: float) -> tuple:
+    """In a slanted row above the axes."""
+    return (place, 1.03), (0, 0), {"rotation": 50, "ha": "left", "va": "bottom"}
+
+
+def beside(x: float, height: float) -> tuple:
+    """Right of its point, at the right edge left of it."""
+    left = x > 0.7
+    how = {"ha": "right" if left else "left", "va": "center"}
+    return (x - 0.05 if left else x + 0.05, height), (left, 0.5), how
+
+
+def in_column(x: float, height: float) -> tuple:
+    """In a column right of the axes."""
+    return (1.05, height), (0, 0.5), {"va": "center"}
 
 
 def within(axes, points: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
     """The points in axes coordinates, 0 to 1."""
     to_axes = axes.transData + axes.transAxes.inverted()
     return [(*to_axes.transform((x, y)), name) for x, y, name in points]
-
-
-def _label(axes, name: str, point, place, arrow: dict, **how) -> None:
-    axes.annotate(
-        name,
-        xy=point,
-        xytext=place,
-        xycoords="axes fraction",
-        textcoords="axes fraction",
-        arrowprops={"arrowstyle": "-", "lw": 0.7, "shrinkA": 0} | arrow,
-        annotation_clip=False,
-        parse_math=False,
-        **how,
-    )
 
 
 def framed() -> tuple[Figure, Axes]:
@@ -127,7 +122,7 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     lowest = min(p["accuracy"] - (p["stderr"] or 0) for p in points)
     bottom = max(0.0, math.floor(lowest * 10 - 0.5) / 10)
     top = min(1.06, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
-    labels, look = [], looks(p["method"] for p in points)
+    named, look = [], looks(p["method"] for p in points)
     for p in points:
         mark = look[p["method"]] | {"ls": "none"}
         colour = mark["color"]
@@ -140,7 +135,7 @@ def against_bytes(points: list[dict], what: str) -> Figure:
             **mark,
         )  # fmt: skip
         drawn.lines[0].set_clip_on(False)  # a mark at 0 is whole
-        labels.append((x, p["accuracy"], p["method"]))
+        named.append((x, p["accuracy"], p["method"]))
     axes.set_xscale("log")
     axes.set_xlim(zero / 1.8, most * 1.5)
     axes.set_ylim(bottom, top)
@@ -152,22 +147,10 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     axes.set_xlabel(f"{what}, share of what the full cache holds")
     axes.set_ylabel("mean accuracy over the tasks")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    if len(labels) <= FEW:
-        for (x, y, name), (across, height, _) in zip(labels, within(axes, labels), strict=True):
-            low, left = height < 0.1, across + 0.019 * len(name) > 1.02  # not across the axis, nor out
-            axes.annotate(
-                name,
-                (x, y),
-                xytext=(-9 if left else 9, 5 if low else -5),
-                textcoords="offset points",
-                ha="right" if left else "left",
-                va="bottom" if low else "top",
-                parse_math=False,
-            )
-        return figure
     middle = sum(axes.get_ylim()) / 2  # lines from low points to names above would cross the others
-    label_above(axes, sorted((one for one in labels if one[1] >= middle), key=lambda one: (one[0], -one[1])))
-    label_beside(axes, [one for one in labels if one[1] < middle])
+    high = sorted((one for one in named if one[1] >= middle), key=lambda one: (one[0], -one[1]))
+    labels(axes, high, 0, (0.072, 0.02, 0.98), above)
+    labels(axes, [one for one in named if one[1] < middle], 1, (0.065, 0.03, 1.0), beside)
     return figure
 
 
@@ -197,7 +180,7 @@ def against_context(rows: list[dict]) -> Figure:
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("decode, milliseconds per token")
-    label_right(axes, ends)
+    labels(axes, ends, 1, (0.057, 0.0, 1.0), in_column)
     return figure
 
 

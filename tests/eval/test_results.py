@@ -51,7 +51,7 @@ def test_names_do_not_collide(store):
 )
 def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     store.save(cell())
-    (store.cells / store.name("m", "full", "recall", {"limit": 4})).write_text(text)
+    (store.out / "cells" / store.name("m", "full", "recall", {"limit": 4})).write_text(text)
     assert store.load(Cell("m", "full", "recall", {"limit": 4})) is None
     assert list(store.records()) == []
     assert all("damaged cell" in line for line in store.lines)
@@ -74,9 +74,9 @@ def test_damaged_samples_are_a_warning(store, text):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 def test_a_pipe_a_folder_and_a_name_that_steers_the_terminal(store):
     store.save(cell(method="int8"))
-    os.mkfifo(store.cells / "pipe.json")
-    (store.cells / "folder.json").mkdir()
-    (store.cells / "\x1b[2J.json").write_text("{")
+    os.mkfifo(store.out / "cells" / "pipe.json")
+    (store.out / "cells" / "folder.json").mkdir()
+    (store.out / "cells" / "\x1b[2J.json").write_text("{")
     assert [one["method"] for one in store.records()] == ["int8"]
     assert len(store.lines) == 3 and all(line.isprintable() for line in store.lines)
 
@@ -211,7 +211,7 @@ def test_cells_that_differ_are_refused_with_both_paths(halves):
     with pytest.raises(Problem, match="other metrics and rows") as raised:
         merge([a.where, b.where], c, pytest.fail)
     for store in (a, b):
-        assert str(store.cells / store.name("m", "full", "recall", {"limit": 4})) in str(raised.value)
+        assert str(store.out / "cells" / store.name("m", "full", "recall", {"limit": 4})) in str(raised.value)
     assert not c.files.names()
 
 
