@@ -29,6 +29,7 @@ import hashlib
 import math
 import os
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import signature
@@ -141,9 +142,10 @@ class KVLabLM(Texts):
             raise ValueError("tokenizer=None: a model that is already loaded needs its tokenizer")
         else:
             self.model, self.tokenizer = pretrained, tokenizer
-        self.batch_size = rows_at_once(batch_size)
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
+        try:
+            self.batch_size = rows_at_once(batch_size)
+        except ArgumentTypeError as error:
+            raise ValueError(f"batch_size={batch_size!r}: {error}") from None
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         try:
             self.max_length = int((limit or 2048) if max_length is None else max_length)

@@ -120,6 +120,12 @@ GENERATION = [
 ]
 
 
+@pytest.mark.parametrize("rows", ["0", "few"])
+def test_a_batch_size_that_is_none_is_one_line(here, capsys, rows):
+    words = ["lm-eval", "run", "--model", "kvlab", "--tasks", "recall", "--batch_size", rows]
+    assert f"batch_size='{rows}': '{rows}' is not a whole number of at least " in line_of(capsys, *words)
+
+
 @pytest.mark.parametrize(("options", "said"), GENERATION)
 def test_options_of_generation_that_are_not_applied(here, capsys, options, said):
     """On either command, and in the file of --config; another model's are its own."""
