@@ -12,6 +12,7 @@ from ..core.files import write_file
 from .statistics import beats, differs, mcnemar
 
 COUNTED = ("contexts", "prefilled_tokens", "prefill_seconds")
+ASKED = ("num_fewshot", "limit", "dtype", "evict", "metadata", "gen_kwargs")  # of a configuration
 NAMES = ("device_bytes", "host_bytes", "moved_bytes")
 
 
@@ -55,25 +56,13 @@ def row(cell: dict, full: dict | None, base: dict | None = None) -> dict:
     told |= {name: held.get(name) for name in NAMES}
     whole = full and full["bytes"].get("device_bytes")
     told |= {f"{name}_of_full": held[name] / whole if whole and name in held else None for name in NAMES}
-    machine = cell["machine"]
-    return (
-        told
-        | {
-            "scored": cell.get("scored"),
-            **{name: cell.get(name) for name in COUNTED},
-            "floor": (cell.get("floor") or {}).get("value"),
-            "shots": cell.get("shots", config.get("num_fewshot")),  # an older cell knows what was asked for
-            "num_fewshot": config.get("num_fewshot"),
-            "limit": config.get("limit"),
-            "dtype": config.get("dtype") or ("float32" if machine["device"] == "cpu" else None),
-            "evict": config.get("evict"),
-            "metadata": config.get("metadata"),
-            "gen_kwargs": config.get("gen_kwargs"),
-            "batch_size": cell.get("batch_size", config.get("batch_size")),
-            "engine": cell.get("engine", "eager"),
-        }
-        | provenance(cell, "task")
-    )
+    told |= {"scored": cell.get("scored"), **{name: cell.get(name) for name in COUNTED}}
+    told |= {"floor": (cell.get("floor") or {}).get("value")}
+    told |= {"shots": cell.get("shots", config.get("num_fewshot"))}  # an older cell knows what was asked for
+    told |= {name: config.get(name) for name in ASKED}
+    told["dtype"] = told["dtype"] or ("float32" if cell["machine"]["device"] == "cpu" else None)
+    told |= {"batch_size": cell.get("batch_size", config.get("batch_size"))}
+    return told | {"engine": cell.get("engine", "eager")} | provenance(cell, "task")
 
 
 def provenance(cell: dict, data: str) -> dict:

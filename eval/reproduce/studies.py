@@ -67,7 +67,7 @@ class Reproduce(Measurement):
         for name in () if self.collect else self.studies or STUDIES:
             try:
                 failed += self.make_study(name, show)
-            except Problem as problem:
+            except ValueError as problem:
                 failed += 1
                 show.line(f"{name}: {problem}")
         return failed

@@ -58,11 +58,8 @@ class Perplexity(OfMethods):
 
         wanted = {cell.method: cell for cell in cells}
         specs = [spec for spec in self.specs if spec.text in wanted]
-        try:
-            model, tokenizer = kvlab.load(self.model, device=self.device, dtype=self.dtype)
-            ids = perplexity.chunks(tokenizer, self.text, self.chunk, self.limit)
-        except ValueError as error:
-            raise Problem(str(error)) from error
+        model, tokenizer = kvlab.load(self.model, device=self.device, dtype=self.dtype)
+        ids = perplexity.chunks(tokenizer, self.text, self.chunk, self.limit)
         advance = lambda part: bar.at(self.name, part * len(cells))
         measured = perplexity.measure(model, specs, ids, self.prefilled, self.batch_size, advance)
         for method, found in measured:
