@@ -47,6 +47,7 @@ class KVCache(Bound):
 
     recompute = False  # True only for the method that keeps nothing
     _began: int | None = None  # tokens held when the running, or broken, pass began
+    _marks: list[str] | None = None  # what the model's configuration said of its weights
     _called = _reached = 0  # indices in `_bodies`: where that pass began, and how far it is
     open = False  # whether a bare prompt or turn has not ended (see `turns.py`) ...
     pieces, fed_pieces = 0, []  # ... its passes so far, and what they were fed, where the keep rereads
@@ -128,10 +129,23 @@ class KVCache(Bound):
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             if self.gapless:
-                check_no_gaps(self.gapless, fed_to(body, args, kwargs)[1])
+                check_no_gaps(
+                    self.gapless, fed_to(body, args, kwargs)[1], self.get_seq_length(), self.lengths
+                )
+            self._check_marks(body.config)
             self._began = -1 if again else self.get_seq_length()
             self._called, self.fed = at, True
         self._reached = at
+
+    def _check_marks(self, config) -> None:
+        """RuntimeError if kvlab has changed the model's weights, and said so in its configuration, since the
+        cache was filled: `place.fold`, `store.fold_smoothing`."""
+        marks = [name for name in vars(config) if name.startswith("kvlab_")]
+        if self.get_seq_length() and self._marks not in (None, marks):
+            raise RuntimeError(
+                "the model was folded after this cache was filled: start again with cache.reset()"
+            )
+        self._marks = marks
 
     def end_pass(self, body, args=(), kwargs=None) -> None:
         """The pass has ended."""

@@ -3,7 +3,7 @@ V."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
@@ -62,11 +62,13 @@ def moved_by_gaps(layers) -> str | None:
     return None
 
 
-def check_no_gaps(what: str, mask: Tensor | None) -> None:
-    """ValueError for a padding mask `[batch, tokens]` with padding between a row's tokens; what: see
-    `moved_by_gaps`."""
+def check_no_gaps(what: str, mask: Tensor | None, seen: int, lengths: Sequence[int]) -> None:
+    """ValueError for a padding mask `[batch, tokens seen + new]` with padding between a row's tokens; what:
+    see `moved_by_gaps`; lengths: real tokens seen, per row. Another mask of these is refused elsewhere."""
     if isinstance(mask, Tensor) and mask.dim() == 2:
         real = mask.bool()
+        if seen and real[:, :seen].sum(-1).tolist() != [*lengths]:
+            return
         later = real.int().flip(1).cummax(1).values.flip(1).bool()  # here, or behind it, the row has a token
         if bool((~real & later & (real.cumsum(1) > 0)).any()):
             raise ValueError(

@@ -21,7 +21,6 @@ def fold(model, ids: Tensor | None = None):
     (Q A)(K A)^T = Q K^T, so the model computes the same logits up to rounding, InfiniGen need not rotate at
     run time, and `save_pretrained` writes a skewed checkpoint (its config says so).
     ids: calibration tokens `[1, tokens]`, by default those of `models.calibration_ids`. Returns the model.
-    A cache that holds a text holds keys of the old weights: reset it.
     Raises ValueError for a family with rotary embeddings, where A must follow the rotation, and for a model
     that is folded already.
     """

@@ -34,8 +34,7 @@ def check_strength(strength) -> None:
 def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
     """Divide W_k of every layer by s and multiply W_q by it, biases included, in place; returns the model.
 
-    The model computes the same logits up to rounding, and K comes out smoothed; a cache that holds a text
-    holds keys of the old weights: reset it. ids: calibration tokens
+    The model computes the same logits up to rounding, and K comes out smoothed. ids: calibration tokens
     `[1, tokens]` (default: `models.calibration_ids`). Raises ValueError for a family with rotary embeddings,
     which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
     """

@@ -13,12 +13,12 @@ from ..decode import Stepper
 from ..errors import first_line
 from ..interface import told
 from ..models import cache_name
+from ..models.stamp import Stamp
 from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
 from .forward import Replaced, answer, named
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
 from .pages import gather
-from .stamp import Stamp
 from .suited import Unsuited, check
 
 TABLE = 1024  # positions whose rotary embedding is computed at a time

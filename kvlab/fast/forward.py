@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..cache import KVCache
 from ..models.passes import NAMES
-from .stamp import Stamp
+from ..models.stamp import Stamp
 
 GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
     "input_ids", "attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep",

@@ -20,6 +20,7 @@ from ..contents import StandIn
 from ..late import Late
 from ..layer import Layer
 from ..models import cache_name
+from ..models.stamp import Stamp
 from ..store.growing import GrowingState
 from ..store.kivi import KiviState
 from ..store.static import StaticState
@@ -30,7 +31,6 @@ from .forward import Replaced, answer
 from .known import GOES_BY, coded, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
-from .stamp import Stamp
 from .suited import Later, Unsuited, check_windows, of_ours
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet

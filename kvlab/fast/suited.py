@@ -6,8 +6,8 @@ import torch
 
 from ..attention import recorded
 from ..cache import KVCache
+from ..models.stamp import Stamp
 from ..visibility import Visibility
-from .stamp import Stamp
 
 PROMPT = 5  # tokens of the pass that shows what every layer may see
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
 from ..models import ModelShape, Switch, evaluating, is_latent, layers_of, prepare
+from ..models.stamp import Stamp
 from ..parameters import check_one_of, check_whole
 from ..saved import model_digest
 from .cache import PaddedCache
@@ -84,6 +85,8 @@ class StaticGraphEngine:
         self.digest, self.cache, self.chunk = model_digest(model), cache, chunk
         self.threads = threads or torch.get_num_threads()
         self.graphs: dict[int, _Graph] = {}
+        self.stamp: Stamp | None = None  # of the model when its graphs were compared with it, and
+        self.hooks: list = []  # the hooks on the model itself
         self.lock = threading.RLock()  # a graph has one binding and one set of arrays
         self.switch, self.vocabulary = Switch(model), model.config.get_text_config().vocab_size
         self._graph(1)
@@ -127,12 +130,20 @@ class StaticGraphEngine:
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
         with self.lock:
-            for graph in self.graphs.values():
-                graph.read(weights(self.model))
-            if self._differs(1):  # the model has changed since
-                self.graphs.clear()
-                self._graph(1)
+            self._look()
             return self._buffers()
+
+    def _look(self) -> None:
+        """Find weights that went elsewhere, and let go of graphs that are not the model's any more."""
+        hooks = [*self.model._forward_pre_hooks.values(), *self.model._forward_hooks.values()]
+        if self.stamp is not None and self.stamp.same(self.model) and hooks == self.hooks:
+            return
+        for graph in self.graphs.values():
+            graph.read(weights(self.model))
+        if self._differs(1):
+            self.graphs.clear()
+            self._graph(1)
+        self.stamp, self.hooks = Stamp(self.model), hooks
 
     def _buffers(self) -> KVManager:
         return KVManager(
@@ -174,10 +185,8 @@ class StaticGraphEngine:
     def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """One token, or up to `chunk`, through the graph of that width: logits `[tokens, vocabulary]`."""
         with self.lock:
-            graph = self._graph(1 if len(tokens) == 1 else self.chunk)
-            if graph.moved():
-                graph.read(weights(self.model))
-            return self._run(graph, manager, tokens)
+            self._look()
+            return self._run(self._graph(1 if len(tokens) == 1 else self.chunk), manager, tokens)
 
     def _run(self, graph: _Graph, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """As `_pass`, with the graph at hand."""
@@ -231,11 +240,6 @@ class _Graph:
         for name, weight in found.items():
             self.binding.bind_input(name, "cpu", 0, np.float32, tuple(weight.shape), weight.data_ptr())
         self.weights, self.found = found, [weight.data_ptr() for weight in found.values()]
-
-    def moved(self) -> bool:
-        """Whether a weight is elsewhere than it was read: the model was moved or shared with processes, and
-        its old memory may have been reused."""
-        return [weight.data_ptr() for weight in self.weights.values()] != self.found
 
     def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:
         """Say where to read and write; what has not moved since the last pass stays bound."""

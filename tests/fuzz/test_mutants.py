@@ -160,7 +160,7 @@ a step at once does not see its own token
     fast/test_fused.py::test_what_is_written_has_the_bits_of_the_format[full]
 
 a compiled step goes on under a hook
-    fast.stamp:Stamp.same
+    models.stamp:Stamp.same
     - self.hooks.same() and
     + True and
     fast/test_stamp.py::test_a_step_computes_with_what_the_model_is_now[hook on model.norm]

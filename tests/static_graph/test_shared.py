@@ -186,6 +186,9 @@ for package in (torch, transformers):
 
 
 CHANGES = {
+    "hook on the model": lambda model: model.register_forward_hook(
+        lambda module, args, out: setattr(out, "logits", -out.logits) or out
+    ),
     "hook": lambda model: model.model.layers[0].register_forward_hook(lambda module, args, out: out + 1.0),
     "buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(0.3),
     "number": lambda model: [setattr(layer.self_attn, "scaling", 0.9) for layer in model.model.layers],
@@ -210,6 +213,20 @@ def test_a_graph_is_the_models_own_whatever_its_name_leaves_out(change, training
             CHANGES[change](model)
         model.train(training)
     assert model.training == training and all(part.training == training for part in model.modules())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_may_change_inside_a_text(change):
+    """A text goes on as with `full`, which asks the model itself: adapters that are switched off, say."""
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    steppers = [
+        kvlab.Stepper(model, kvlab.make_cache(model, spec)) for spec in (f"padded:length={S}", "full")
+    ]
+    for step in range(5):
+        found, right = (stepper.feed(prompt(9 if step == 0 else 1, seed=step)) for stepper in steppers)
+        assert torch.allclose(found, right, atol=1e-3)
+        if step == 2:
+            CHANGES[change](model)
 
 
 def test_what_torch_cannot_export_is_one_line():
