@@ -95,7 +95,7 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
     heads = shape.kv_heads // parts
     past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=form.dtype) for _ in names]
     step = StaticStep(model, parts, [form(scale) for scale in scales or [None] * len(names)])
-    with preparing, torch.no_grad(), evaluating(step), _undisturbed():
+    with preparing, evaluating(step), torch.no_grad(), torch.autocast("cpu", enabled=False), _undisturbed():
         try:
             program = torch.onnx.export(
                 step,

@@ -223,8 +223,10 @@ def test_a_model_may_change_inside_a_text(change):
         kvlab.Stepper(model, kvlab.make_cache(model, spec)) for spec in (f"padded:length={S}", "full")
     ]
     for step in range(5):
-        found, right = (stepper.feed(prompt(9 if step == 0 else 1, seed=step)) for stepper in steppers)
-        assert torch.allclose(found, right, atol=1e-3)
+        ids = prompt(9 if step == 0 else 1, seed=step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=step == 3):  # a graph knows nothing of it
+            found = steppers[0].feed(ids)
+        assert torch.allclose(found, steppers[1].feed(ids), atol=1e-3)
         if step == 2:
             CHANGES[change](model)
 
