@@ -140,7 +140,8 @@ class PagedState(GrowingState):
         super().__init__(policy)
         self.used = 0
         self.layer, self.layers = layer.order, layer.shape.layers
-        self.for_all = self.layer == 0 and not layer.evicts and layer.local is None  # they need as many
+        self.for_all = self.layer == 0 and not layer.evicts  # asks for a prompt's blocks of all layers
+        self.every_step = layer.local is None  # and for those of later tokens: no window gives any back
 
     def __setattr__(self, name: str, value) -> None:
         if name == "rows":
@@ -228,7 +229,8 @@ class PagedState(GrowingState):
         copied = self._shared_ends() if self.used % block and tokens else []
         same = _same_blocks(parts, block) if self.used == 0 and batch > 1 else {}
         need = len(copied) + wanted * batch - len(same)
-        self.pool.require(need * self.layers if self.for_all else need, parts)
+        for_all = self.for_all and (self.used == 0 or self.every_step)
+        self.pool.require(need * self.layers if for_all else need, parts)
         if wanted or copied:
             self.hold(self._longer(batch, wanted, copied, same), parts[0].device)
         slots = torch.arange(self.used, self.used + tokens, device=parts[0].device)
