@@ -10,10 +10,9 @@ from drawn import FORMS
 from every import LINKED
 from families.models import family
 from families.profiles import profiled
-from tiny import EACH, SAME, prompt, rounds, tiny
+from tiny import EACH, SAME, prompt, tiny
 
 import kvlab
-from kvlab.faster import compiled, lodger
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Rotated, Smoothed
 
 
@@ -160,22 +159,6 @@ def test_blocks_of_keys_are_read_as_numbers(dtype):
             assert read.dtype == dtype and read.isfinite().all()
 
 
-@pytest.mark.parametrize("spec", [*EACH, "int4:sinks=3", "int8:smooth=0.5,sinks=2", "mixed:k=full,v=int4"])
-def test_under_autocast_every_method_is_what_it_is_within_bf16(spec):
-    model = tiny("llama")
-    plain, cast = [], []
-    for found, on in ((plain, False), (cast, True)):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-        with torch.autocast("cpu", torch.bfloat16, enabled=on):
-            found.append(stepper.feed(prompt(20, 2), last=True))
-            found += [stepper.feed(prompt(1, 2, step), last=True) for step in range(3)]
-            stepper.cache.stats()
-    plain, cast = torch.stack(plain), torch.stack(cast)
-    assert cast.isfinite().all()
-    # what is chosen, and which code is nearest, may fall otherwise in bf16
-    assert float((plain - cast).norm() / plain.norm()) < 0.5
-
-
 @pytest.mark.parametrize("spec", ["full", "recompute", "h2o:budget=8", "int8", "offload:link=1e9", "static"])
 def test_logits_that_are_not_finite_are_refused_after_every_pass(spec):
     draw = random.Random(spec)
@@ -254,108 +237,6 @@ def test_a_bias_in_w_k_is_borne_or_refused(spec):
         if same and dtype == torch.float32:  # bf16 rounds a score of 10,000 by 30, in either order of sums
             off = (found.double() - after.double()).abs().max() / after.double().abs().max()
             assert off < 1e-3
-
-
-@pytest.mark.parametrize(
-    "spec", ["full", "int8", "h2o:budget=8", "snapkv:budget=8", "topk:budget=0.5", "kivi2"]
-)
-def test_q_k_and_v_of_several_dtypes_are_one_line(spec):
-    for at in range(2):  # in the prompt, or in a later step
-        model = copy.deepcopy(tiny("llama"))
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-        with pytest.raises(ValueError, match=r"^layer 1: q, k and v are of torch.bfloat16, torch.float32: "):
-            for step in range(3):
-                if step == at:
-                    given = model.model.layers[1].self_attn.v_proj
-                    given.register_forward_hook(lambda module, args, out: out.bfloat16())
-                stepper.feed(prompt(20 if step == 0 else 1, 2, step))
-
-
-@pytest.mark.parametrize("spec", [*EACH, *LINKED])
-def test_every_method_steps_in_bf16_and_fp16_where_kernels_read(spec):
-    for dtype in (torch.bfloat16, torch.float16):
-        model = tiny("llama", dtype=dtype, head_dim=32)
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-        found = [stepper.feed(prompt(20, 2), last=True)]
-        found += [stepper.feed(prompt(1, 2, step), last=True) for step in range(4)]
-        assert torch.stack(found).isfinite().all()
-
-
-@pytest.mark.parametrize("spec", [spec for spec in EACH if not rounds(spec)])
-def test_large_keys_in_fp64_cost_no_digits(spec):
-    """A score of 10**5 in fp32 is off by .004, and so is what is made of it."""
-    draw = random.Random(spec)
-    model = copy.deepcopy(tiny(draw.choice(("llama", "mistral", "qwen3")), "sdpa")).double()
-    for layer in model.model.layers:
-        getattr(layer.self_attn, "k_norm", layer.self_attn.k_proj).weight.data *= draw.choice((100, 3e4))
-    ids = prompt(24, 2, seed=draw.randrange(99))
-    with torch.no_grad():
-        right = model(ids, use_cache=False).logits
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    pieces = [ids[:, :20], *ids[:, 20:].split(1, 1)] if spec in SAME.values() else [ids]
-    found = torch.cat([stepper.feed(piece) for piece in pieces], 1)
-    assert (found - right).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("spec", [spec for spec in (*EACH, *LINKED) if spec != "recompute"])
-def test_a_cache_is_of_one_dtype(spec):
-    """Else some methods would go on with rounded keys, and others end with torch's own error."""
-    draw = random.Random(spec)
-    first, later = draw.sample((torch.float32, torch.bfloat16, torch.float64), 2)
-    model = copy.deepcopy(tiny("llama")).to(first)
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(prompt(20, 2))
-    stepper.feed(prompt(1, 2))
-    model.to(later)
-    with pytest.raises(ValueError, match=r"layer 0: K is torch\.\w+, but the cache was filled in torch\.\w+"):
-        stepper.feed(prompt(draw.choice((1, 3)), 2))
-
-
-@pytest.mark.parametrize("spec", [*EACH, "quest:digest=centre,budget=4,page=2", "int8:sinks=80"])
-def test_autocast_may_come_and_go_between_steps(spec):
-    model = tiny("llama")
-    if spec == "recompute" or spec.startswith("padded"):  # no cache, no autocast
-        return
-    for on in ([False, True, False], [True, False, True]):
-        cache = kvlab.make_cache(model, profiled(spec, model))
-        with cache.prefill(), torch.autocast("cpu", torch.bfloat16, enabled=on[0]):
-            kvlab.Stepper(model, cache).feed(prompt(20, 2))
-        for enabled in on[1:]:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-                assert model(prompt(1, 2), past_key_values=cache).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["Llama", "DeepSeek-V3"])
-@pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=5", "kivi2:group=4,recent=4"])
-@pytest.mark.parametrize("by_autocast", [True, False], ids=["autocast", "the model"])
-def test_a_dtype_that_changes_between_pieces_is_right_or_one_line(name, spec, by_autocast):
-    wide, narrow = torch.float32, torch.bfloat16
-    for first, later in ((wide, narrow), (narrow, wide)):
-        model = kvlab.prepare(copy.deepcopy(family(name)))
-        model.set_experts_implementation("eager")  # transformers' own knows one dtype
-        cache = kvlab.make_cache(model, spec)
-        try:
-            for dtype, fed in ((first, prompt(20, 2)), (later, prompt(9, 2, seed=1)), (later, prompt(1, 2))):
-                model.to(wide if by_autocast else dtype)
-                with torch.autocast("cpu", narrow, enabled=by_autocast and dtype == narrow):
-                    assert model(fed, past_key_values=cache).logits.isfinite().all()
-        except ValueError as error:
-            assert "was filled in torch." in str(error) and not by_autocast
-        else:
-            assert by_autocast
-
-
-@pytest.mark.parametrize("spec", EACH)
-def test_torchs_default_dtype_changes_nothing(spec):
-    model, ids = tiny("llama"), prompt(30)
-    for one in (model, *([compiled(copy.deepcopy(model))] if lodger() else [])):
-        right = kvlab.decode(one, ids, kvlab.make_cache(one, profiled(spec, one)), 4)
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            found = kvlab.decode(one, ids, kvlab.make_cache(one, profiled(spec, one)), 4)
-        finally:
-            torch.set_default_dtype(torch.float32)
-        assert torch.equal(found.logprobs, right.logprobs)
 
 
 @pytest.mark.parametrize("spec", EACH)

@@ -51,6 +51,14 @@ def at_once(model, cache, others, step=lambda cache, model: model(prompt(1), pas
     return said
 
 
+def in_threads(count, run):
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_another_thread_is_refused_in_the_middle_of_a_pass(spec):
     model = copy.deepcopy(tiny("llama"))
@@ -95,11 +103,7 @@ def test_threads_without_any_order_are_right_or_refused(spec):
                 assert "another thread" in str(error)
                 refused.append(error)
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(3, run)
     assert len(found) + len(refused) == 18 and found
     for logits in found:
         with torch.no_grad():
@@ -136,11 +140,7 @@ def test_threads_make_the_first_caches_of_a_model_at_once(spec):
             except BaseException as error:
                 found.append(error)
 
-        threads = [threading.Thread(target=make) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(4, make)
         alone = kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, spec), 4).tokens
         assert all(torch.equal(one, alone) for one in found), found
         hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]
