@@ -36,6 +36,17 @@ def of_model(folder: Path) -> str:
     return total.hexdigest()[:12]
 
 
+def on_hub(name: str) -> str:
+    """A model's hub id with its newest commit, or, without a network, the one that was fetched; the id alone
+    where neither is there, and nothing can be loaded."""
+    from transformers.utils import cached_file
+
+    try:
+        return f"{name}@{Path(cached_file(name, 'config.json')).parent.name[:12]}"
+    except (OSError, ValueError):
+        return name
+
+
 def _unsigned(path: Path) -> str | None:
     """The sum of a configuration without its writer's version; None of any other file."""
     if path.name not in CONFIGURATIONS:

@@ -139,10 +139,10 @@ def _names_imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]
 
 @cache
 def model_digest(name: str | None) -> str:
-    """Of the contents of a model's folder (None: the embedded model); a hub id is its own digest."""
+    """Of the contents of a model's folder (None: the embedded model); for a hub id, its commit."""
     from kvlab.models import EMBEDDED, source_of
 
     source = source_of(name)
     if source in EMBEDDED.values():  # the same bytes wherever kvlab is installed
         return digest([source])
-    return contents.of_model(Path(source)) if Path(source).is_dir() else source
+    return contents.of_model(Path(source)) if Path(source).is_dir() else contents.on_hub(source)

@@ -65,3 +65,14 @@ def test_large_data_are_known_by_their_contents_too(model, monkeypatch):
 def test_a_folder_s_digest_is_of_its_contents(model):
     assert model_digest(str(model)) == contents.of_model(model)
     assert model_digest("someone/a-model-of-the-hub") == "someone/a-model-of-the-hub"
+
+
+def test_a_hub_id_is_known_by_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    home = tmp_path / "models--some--model"
+    (home / "refs").mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40):
+        (home / "refs/main").write_text(commit)
+        (home / "snapshots" / commit).mkdir(parents=True)
+        (home / "snapshots" / commit / "config.json").write_text("{}")
+        assert contents.on_hub("some/model") == f"some/model@{commit[:12]}"
