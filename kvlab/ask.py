@@ -85,7 +85,7 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
     for start in range(0, len(prompts), batch_size):
         rows, begun = prompts[start : start + batch_size], _now(device)
         if streamer is not None:
-            streamer.put(torch.tensor([rows[0][0] + rows[0][1]]))
+            streamer.put(torch.tensor([rows[0][0] + rows[0][1]], device="cpu"))
         stepper, given = first.copied(), [head + tail for head, tail in rows]
         if held:
             given = [tail for _, tail in rows]

@@ -45,7 +45,7 @@ class Bound(Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         check_whole("repeats", repeats, 1, "copies")
         if self.lengths:
-            self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
+            self.reorder_cache(torch.arange(len(self.lengths), device="cpu").repeat_interleave(repeats))
 
     def check_whole(self) -> None:
         """RuntimeError for a cache that is broken."""

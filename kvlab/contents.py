@@ -93,7 +93,7 @@ class Contents(NoTensor, CacheLayerMixin):
         query = torch.zeros(len(rows), heads, 1, self.shape.head_dim, **how)
         values = torch.zeros(len(rows), self.kv_heads, 1, self.shape.value_dim, **how)
         twin = copy.deepcopy(self)
-        twin.reorder_cache(torch.tensor(rows))
+        twin.reorder_cache(torch.tensor(rows, device="cpu"))
         twin.check_kinds(query[:, : self.kv_heads], values)
         with suppress(ValueError):
             for _ in range(2):

@@ -55,7 +55,7 @@ class Late:
         """Call `refuse` later if any of `bad` is true."""
         if capturing():
             return
-        answer, event = torch.empty(1, dtype=torch.bool, pin_memory=bad.is_cuda), None
+        answer, event = torch.empty(1, dtype=torch.bool, pin_memory=bad.is_cuda, device="cpu"), None
         answer.copy_(bad.any().view(1), non_blocking=True)
         if bad.is_cuda:
             event = torch.cuda.Event()

@@ -30,7 +30,7 @@ def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
     """Logits of a prompt and some steps `[1, tokens, vocabulary]`, through this cache, or the model's own;
     None if it has none."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(2, 96, (1, PROMPT + steps), generator=generator)
+    ids = torch.randint(2, 96, (1, PROMPT + steps), generator=generator, device="cpu")
     found, name = [], cache_name(model)
     for start, end in [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + steps))]:
         out = model(ids[:, start:end], **{name: cache}, use_cache=True)

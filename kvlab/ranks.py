@@ -81,7 +81,7 @@ def added(ranks: int, numbers: Iterable[float]) -> list[float]:
     """Each of these numbers, summed over all `ranks` processes."""
     if ranks == 1:
         return list(numbers)
-    total = torch.tensor(list(numbers), dtype=torch.float64)
+    total = torch.tensor(list(numbers), dtype=torch.float64, device="cpu")
     if torch.distributed.get_backend() == "nccl":
         total = total.cuda()
     torch.distributed.all_reduce(total)

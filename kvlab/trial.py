@@ -73,7 +73,7 @@ def begun(model, spec):
 
 def checks(spec: Spec) -> list[Check]:
     """The checks of a method, as (label, function that returns its finding or raises)."""
-    rows = [torch.randint(2, 96, (n + STEPS,), generator=_seed(n)).tolist() for n in PROMPTS]
+    rows = [torch.randint(2, 96, (n + STEPS,), generator=_seed(n), device="cpu").tolist() for n in PROMPTS]
     model = tiny(kv_heads=2)
     found: list[Check] = [
         ("runs, scores of the right shape and finite", lambda: runs(model, spec, rows[:1])),
@@ -118,8 +118,8 @@ def logits(model, spec, rows: list[list[int]]) -> tuple[Tensor, object]:
     """Logits of the prompts' last tokens and all later steps, `[rows, steps + 1, vocabulary]`; the cache.
     Rows are padded on the left; the last tokens of each are fed one by one."""
     longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device="cpu")
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device="cpu")
     stepper = begun(model, spec)
     padding = {"attention_mask": mask[:, :-STEPS]} if len(rows) > 1 else {}
     told = [stepper.feed(ids[:, :-STEPS], **padding, last=True)]
@@ -137,7 +137,7 @@ def runs(model, spec: Spec, rows: list[list[int]]) -> str:
 def within(model, spec: Spec, row: list[int], budget) -> str:
     """The tokens held after the prompt, mean over layers and KV heads, are at most the budget."""
     cache = make_cache(model, spec)
-    prompt = torch.tensor([row[:-STEPS]])
+    prompt = torch.tensor([row[:-STEPS]], device="cpu")
     Stepper(model, cache).feed(prompt, last=True)
     held = sum(layer.mean_held[0] for layer in cache.attending) / len(cache.attending)
     limit = resolve_budget(budget, prompt.shape[1])
@@ -148,7 +148,7 @@ def within(model, spec: Spec, row: list[int], budget) -> str:
 def fewer(model, spec: Spec, row: list[int], budget) -> str:
     """A whole cache lets tokens of the prompt go, if its budget is less than the prompt."""
     reader = begun(model, spec)
-    reader.feed(torch.tensor([row[:-STEPS]]), last=True)
+    reader.feed(torch.tensor([row[:-STEPS]], device="cpu"), last=True)
     stats = reader.cache.stats()
     held, seen = stats.tokens_held, stats.tokens_seen
     limit = seen if budget == 1 else resolve_budget(budget, seen)

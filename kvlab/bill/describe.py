@@ -32,7 +32,7 @@ def describe(config, bits: dict[str, float] | None = None) -> dict:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16, **OPTIONS)
-            ids = torch.zeros(1, 2, dtype=torch.long)
+            ids = torch.zeros(1, 2, dtype=torch.long, device="cpu")
         cache = DynamicCache(config=text)
         with torch.no_grad():
             model.eval()(ids, **{cache_name(model): cache}, use_cache=True)

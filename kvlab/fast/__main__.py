@@ -15,7 +15,7 @@ TOKENS = 8  # of the prompt; any number compiles the same code
 def main() -> None:
     model = load()[0]
     for method in METHODS:
-        decode(model, torch.arange(TOKENS)[None], make_cache(model, method), max_new_tokens=3)
+        decode(model, torch.arange(TOKENS, device="cpu")[None], make_cache(model, method), max_new_tokens=3)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def run(
     batch, heads, _, head_dim = query.shape
     kv_heads, splits = held[0].shape[1], -(-count // cpu.SPLIT)
     items, share = batch * kv_heads * splits, heads // kv_heads
-    out = torch.empty(batch, heads, 1, head_dim, dtype=torch.float32)
+    out = torch.empty(batch, heads, 1, head_dim, dtype=torch.float32, device="cpu")
     parts, merged = np.empty((items, share, head_dim + 2), np.float32), out.view(-1, share, head_dim).numpy()
     observed = UNOBSERVED
     if received is not None:

@@ -56,7 +56,7 @@ class Blocks(Move):
     def tell(self) -> None:
         held = self.store.written, self.store.filled
         if held != self.told:
-            self.counts.copy_(torch.tensor(held, dtype=torch.int32))
+            self.counts.copy_(torch.tensor(held, dtype=torch.int32, device="cpu"))
             self.told = held
 
     def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:

@@ -201,14 +201,14 @@ class Body:
         rows = len(input_ids)
         visibility = CAUSAL if attention_mask is None else Visibility(attention_mask.bool())
         if position_ids is None:
-            position_ids = torch.full((1, 1), cache.get_seq_length())
+            position_ids = torch.full((1, 1), cache.get_seq_length(), device="cpu")
         cos, sin = self._rotations(position_ids.expand(rows, 1)[:, 0])
         x = self._embedded(input_ids)
         code, room = self.code, np.empty(rows * self.width, np.float32)
         padded = attention_mask is not None and not (
             attention_mask.shape[1] == cache.get_seq_length() + 1 and bool(attention_mask.all())
         )
-        found = torch.empty(rows, 1, self.vocabulary, dtype=torch.float32)
+        found = torch.empty(rows, 1, self.vocabulary, dtype=torch.float32, device="cpu")
         said = found[:, 0].numpy()
         if padded or not self.whole.step(cache, x, cos, sin, room, said):
             x = self._embedded(input_ids)
@@ -238,9 +238,8 @@ class Body:
             self.together(rows * numbers, code.out_of, attended, x, *given, room)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        new = torch.empty(rows, self.heads, 1, self.head_dim, dtype=torch.float32)
-        keys, values = (torch.empty(rows, self.kv_heads, 1, self.head_dim, dtype=torch.float32) for _ in "kv")
-        return new, keys, values
+        shapes = ((rows, heads, 1, self.head_dim) for heads in (self.heads, self.kv_heads, self.kv_heads))
+        return (*(torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes),)
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
@@ -249,7 +248,7 @@ class Body:
         if len(at) > 1 and (at.min() < begin or at.max() >= begin + TABLE):
             return self._rotated(positions)
         if begin not in self.rotations:
-            self.rotations[begin] = self._rotated(torch.arange(begin, begin + TABLE))
+            self.rotations[begin] = self._rotated(torch.arange(begin, begin + TABLE, device="cpu"))
         cos, sin = self.rotations[begin]
         if len(at) == 1:
             place = int(at[0]) - begin
@@ -257,7 +256,7 @@ class Body:
         return cos[at - begin], sin[at - begin]
 
     def _rotated(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        like = torch.empty(0, dtype=torch.float32)  # the module answers in its dtype
+        like = torch.empty(0, dtype=torch.float32, device="cpu")  # the module answers in its dtype
         return tuple(part[0].numpy() for part in self.rotary(like, positions[None]))
 
 
@@ -303,7 +302,7 @@ def _counted(given: tuple) -> tuple[int, tuple]:
 def _difference(model, body: Body) -> float:
     """How far the compiled body's logits are from the model's own, of its largest logit; Unsuited where its
     layers see by a rule. It is tried at the model's last position, too: some models scale by it."""
-    ids = torch.arange(7, 12)[None] % model.config.vocab_size
+    ids = torch.arange(7, 12, device="cpu")[None] % model.config.vocab_size
     own, found = type(model).forward.__get__(model), []
     before, name = vars(model).get("forward"), cache_name(model)
     for step in (own, lambda **given: body.step(**named(given))):
@@ -316,7 +315,7 @@ def _difference(model, body: Body) -> float:
                 raise Unsuited("its layers see by a rule of their own")
             model.forward = step
             said = [stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]
-            last = torch.tensor([[model.config.max_position_embeddings - 1]])
+            last = torch.tensor([[model.config.max_position_embeddings - 1]], device="cpu")
             said.append(step(input_ids=ids[:, :1], **{name: stepper.cache}, position_ids=last).logits[:, -1])
             found.append(torch.cat(said))
         finally:

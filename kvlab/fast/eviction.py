@@ -41,8 +41,8 @@ class Eviction:
         rules[:, 2] = layer.lengths
         before = layer.slot_positions.contiguous(), layer.keep.received.contiguous() if self.how == SUM else 0
         room = lambda n: (
-            torch.empty(*shape, n, dtype=torch.int32),
-            torch.empty(*shape, n, dtype=torch.float32) if self.how == SUM else 0,
+            torch.empty(*shape, n, dtype=torch.int32, device="cpu"),
+            torch.empty(*shape, n, dtype=torch.float32, device="cpu") if self.how == SUM else 0,
         )
         return *before, *room(slots), *(room(left) if closes else (0, 0)), left if closes else 0
 

@@ -190,7 +190,7 @@ class Graph:
         """Tell the device which slots are in use, if it does not know."""
         now = [move.store.filled for move in self.moves]
         if now != self.told:
-            self.slots.copy_(torch.tensor(now, dtype=torch.int32))
+            self.slots.copy_(torch.tensor(now, dtype=torch.int32, device="cpu"))
             torch.add(self.slots, 1, out=self.counts)
             self.told = now
         for move in self.moves:

@@ -207,7 +207,7 @@ class Replaces(Buffered):
         self.positions[..., :last] = table.positions
         self.positions[..., last] = -1
         self.hole.fill_(last)
-        self.newest.copy_(torch.tensor(layer.lengths))
+        self.newest.copy_(torch.tensor(layer.lengths, device="cpu"))
         if self.sums is not None:
             self.sums[..., :last] = layer.keep.received
             self.sums[..., last] = 0

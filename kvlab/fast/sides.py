@@ -65,7 +65,7 @@ def prepared(store, head_dim: int):
         scales, window = store.blocks, [side.numpy() for side in store.recents]
     else:
         window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
-    none = torch.empty(batch, kv_heads, 0, 0, dtype=torch.float32)
+    none = torch.empty(batch, kv_heads, 0, 0, dtype=torch.float32, device="cpu")
     forms = coded(store.format), coded(store.value_format)
     levels = (
         levels_of(head_dim, form.bits).expand(batch, kv_heads, 1, -1) if isinstance(form, Codebook) else none

@@ -29,7 +29,7 @@ def step(layer, given) -> Tensor | None:
         _made.pop(layer.store, None)
         return None
     received = (
-        torch.empty(len(layer.lengths), layer.kv_heads, layer.slots + 1, dtype=torch.float32)
+        torch.empty(len(layer.lengths), layer.kv_heads, layer.slots + 1, dtype=torch.float32, device="cpu")
         if layer.observes
         else None
     )
@@ -83,7 +83,7 @@ def _decide(layer, received: Tensor | None) -> None:
     layer.observe(received)
     if not keep.observes:
         keep.observe_and_check(view, None)
-    gone = torch.empty(len(layer.lengths), layer.kv_heads, dtype=torch.int64)
+    gone = torch.empty(len(layer.lengths), layer.kv_heads, dtype=torch.int64, device="cpu")
     closing.lowest(keep.scored(view).numpy(), layer.slot_positions.numpy(), gone.numpy())
     keep.forget(layer.keep)
     table.empty(gone)

@@ -43,7 +43,8 @@ def check_windows(model) -> None:
     cache = KVCache(model)
     if not cache.fillable:
         raise Unsuited("its layers hold something else than K and V")
-    found = [given.visibility for given in recorded(model, torch.zeros(1, PROMPT, dtype=torch.long))]
+    ids = torch.zeros(1, PROMPT, dtype=torch.long, device="cpu")
+    found = [given.visibility for given in recorded(model, ids)]
     if len(found) != len(cache.layers) or not all(each.rule is None or slides(each) for each in found):
         raise Unsuited("its layers see by a rule of their own")
 
@@ -52,8 +53,8 @@ def slides(visibility: Visibility) -> bool:
     """Whether it is a sliding window of `local` tokens, the same at every position, and no chunk."""
     if (local := visibility.local) is None:
         return False
-    queries = torch.tensor([local - 1, local, local + 1, 2 * local + 1])
-    keys = torch.arange(2 * local + 2)
+    queries = torch.tensor([local - 1, local, local + 1, 2 * local + 1], device="cpu")
+    keys = torch.arange(2 * local + 2, device="cpu")
     near = (keys <= queries[:, None]) & (keys > queries[:, None] - local)
     return torch.equal(visibility.allowed(queries[None], keys[None, None])[0, 0], near)
 

@@ -20,7 +20,7 @@ def foreseen(model, tokenizer, spec) -> str:
     asked = getattr(spec.policies().get("place"), "fetch", None)
     if not getattr(asked, "speculates", False):
         return ""
-    ids = torch.tensor([tokenizer(document(0, False, 1).context).input_ids])
+    ids = torch.tensor([tokenizer(document(0, False, 1).context).input_ids], device="cpu")
     try:
         passage = studies.read(model, ids)
         layers = [(i, matrix) for i, matrix in enumerate(skew(model)) if not asked.whole(i)]

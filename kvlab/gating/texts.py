@@ -50,7 +50,7 @@ def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
         if len(ids) < wanted * size:
             raise ValueError(f"text: {len(ids)} tokens, expected at least {wanted * size}")
         found += [begin + ids[at : at + size] for at in range(0, wanted * size, size)]
-    return torch.tensor(found)
+    return torch.tensor(found, device="cpu")
 
 
 def document(seed: int, needle: bool, questions: int, names: Sequence[str] = NAMES) -> Document:

@@ -68,7 +68,7 @@ class Duo(Keep):
         """Which heads hold everything, bool `[layers that attend, kv_heads]`."""
         gates = torch.from_numpy(self.profile.arrays["gates"])
         order = gates.flatten().argsort(descending=True, stable=True)
-        found = torch.zeros(gates.numel(), dtype=torch.bool)
+        found = torch.zeros(gates.numel(), dtype=torch.bool, device="cpu")
         found[order[: round(self.heads * gates.numel())]] = True
         return found.view_as(gates)
 

@@ -76,9 +76,9 @@ class KVzip(Keep):
             parts = [row[index] if index < len(row) else ([], 0, 0) for row in rows]
             width = max(len(fed) for fed, _, _ in parts)
             fed = torch.tensor([one + [0] * (width - len(one)) for one, _, _ in parts], device=ids.device)
-            there = torch.tensor([[at < len(one) for at in range(width)] for one, _, _ in parts])
+            there = [[at < len(one) for at in range(width)] for one, _, _ in parts]
             spans = torch.tensor([part[1:] for part in parts], device=ids.device).view(-1, 2, 1, 1)
-            yield fed, there.to(ids.device), spans.unbind(1)
+            yield fed, torch.tensor(there, device=ids.device), spans.unbind(1)
 
     def _parts(
         self, text: list[int], said: list, context: int | None

@@ -259,7 +259,8 @@ def checksum(part: Tensor) -> int:
 def odd(count: int) -> Tensor:
     """Odd numbers of 64 bits, drawn once: a product with one tells a number as well as the number itself."""
     with torch.inference_mode(False):
-        return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(1)) | 1
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator, device="cpu") | 1
 
 
 def gather(parts: tuple[Tensor, ...], slots: Tensor | None, into: tuple[Tensor, ...]) -> None:

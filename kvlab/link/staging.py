@@ -54,7 +54,8 @@ class Staging:
             if fitting:
                 found = min(fitting, key=Tensor.numel)
             else:  # replace the smallest free buffer, if there is one, by one that fits
-                found = torch.empty(max(size + size // 4, ALIGN), dtype=torch.uint8, pin_memory=self.pinned)
+                room, kind = max(size + size // 4, ALIGN), torch.uint8
+                found = torch.empty(room, dtype=kind, pin_memory=self.pinned, device="cpu")
                 smallest = min(free, key=Tensor.numel).data_ptr() if free else None
                 kept = [buffer for buffer in self.buffers if buffer.data_ptr() != smallest]
                 self.buffers = (*kept, found)

@@ -92,7 +92,8 @@ def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> Non
     been fed: for timings, where a prefill would only cost time."""
     shape, generator = ModelShape.of(model), torch.Generator().manual_seed(seed)
     size = (batch, shape.kv_heads, tokens, shape.head_dim)
-    keys, values = (torch.randn(size, generator=generator).to(entry_of(model), model.dtype) for _ in "kv")
+    drawn = (torch.randn(size, generator=generator, device="cpu") for _ in "kv")
+    keys, values = (x.to(entry_of(model), model.dtype) for x in drawn)
     query = keys.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
     for layer in getattr(cache, "attending", cache.layers):
         received = keys.new_ones(size[:3], dtype=torch.float32) if layer.observes else None

@@ -247,6 +247,7 @@ def calibration_ids(model) -> Tensor:
     tokenizer = tokenizer_of(model)
     if tokenizer is not None:
         text = (WORKSHOP / "calibration.txt").read_text(encoding="utf-8")
-        return tokenizer(text, return_tensors="pt").input_ids[:, : min(limit, 512)]
+        return torch.tensor([tokenizer(text).input_ids[: min(limit, 512)]], device="cpu")
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, ModelShape.of(model).vocabulary, (1, min(limit, 256)), generator=generator)
+    shape = 1, min(limit, 256)
+    return torch.randint(0, ModelShape.of(model).vocabulary, shape, generator=generator, device="cpu")

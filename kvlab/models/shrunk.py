@@ -129,11 +129,10 @@ def random_model(config, seed: int):
     """A model that attends by itself; its matrices make logits spread by about 1.3, and no bias is zero."""
     from transformers import AutoModelForCausalLM
 
-    with torch.random.fork_rng(devices=[]):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
         for weight in made.parameters():
             if weight.dim() > 1:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 1.3 / weight.shape[-1] ** 0.5)
@@ -168,7 +167,7 @@ def _forgets(config) -> bool:
     from transformers import DynamicCache
 
     own = twin_of(config)
-    ids = torch.randint(2, 96, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(2, 96, (1, PROMPT), generator=torch.Generator().manual_seed(1), device="cpu")
     whole, cache, half = own(ids, use_cache=False).logits, DynamicCache(config=own.config), PROMPT // 2
     given = {cache_name(own): cache}
     pieces = [own(part, **given).logits for part in (ids[:, :half], ids[:, half:])]

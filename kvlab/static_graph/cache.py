@@ -85,7 +85,8 @@ class PaddedCache(Bound):
                     else None
                 )
                 if len(ids) != tokens:
-                    full = torch.zeros(tokens, self.engine.model.config.get_text_config().vocab_size)
+                    vocabulary = self.engine.model.config.get_text_config().vocab_size
+                    full = torch.zeros(tokens, vocabulary, device="cpu")
                     if logits is not None:
                         full[real[row]] = logits
                     logits = full

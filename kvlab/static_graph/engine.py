@@ -118,7 +118,7 @@ class StaticGraphEngine:
     @torch.no_grad()
     def _differs(self, width: int) -> bool:
         """Whether a few tokens have other logits in the graph than in the model."""
-        ids = torch.arange(1, 1 + min(PROBE, self.length)) % self.vocabulary
+        ids = torch.arange(1, 1 + min(PROBE, self.length), device="cpu") % self.vocabulary
         ids = ids[:width] if width > 1 else ids
         with evaluating(self.model), torch.autocast("cpu", enabled=False):  # of which a graph knows nothing
             own = self.model(ids[None], use_cache=False).logits[0]

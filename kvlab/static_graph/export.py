@@ -91,9 +91,10 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
     parts = shape.kv_heads if spec.form == "single" else 1
     names = sequence_names(shape.layers, parts)
     width, form = spec.width, NUMBERS[spec.numbers]
-    token, mask = torch.zeros(1, width, dtype=torch.long), torch.zeros(1, 1, width, TRACED + width)
+    token = torch.zeros(1, width, dtype=torch.long, device="cpu")
+    mask = torch.zeros(1, 1, width, TRACED + width, device="cpu")
     heads = shape.kv_heads // parts
-    past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=form.dtype) for _ in names]
+    past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=form.dtype, device="cpu") for _ in names]
     step = StaticStep(model, parts, [form(scale) for scale in scales or [None] * len(names)])
     with preparing, evaluating(step), torch.no_grad(), torch.autocast("cpu", enabled=False), _undisturbed():
         try:

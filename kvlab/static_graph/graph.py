@@ -59,7 +59,7 @@ class Quantized(Plain):
     dtype = torch.int8
 
     def _node(self, kind: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-        zero = torch.zeros(len(self.scale), dtype=torch.int8)
+        zero = torch.zeros(len(self.scale), dtype=torch.int8, device="cpu")
         inputs = [x, self.scale, zero] if len(self.scale) > 1 else [x, self.scale[0], zero[0]]
         attributes = {"axis": 1} if len(self.scale) > 1 else {}
         return symbolic(kind, inputs, attributes, dtype=dtype, shape=x.shape, version=OPSET)

@@ -96,12 +96,12 @@ def levels(head_dim: int, bits: int) -> Tensor:
     a coordinate of a point on a sphere, (1 - x^2 / d)^((d - 3) / 2)."""
     edge = min(math.sqrt(head_dim), 9.0)
     with torch.inference_mode(False):  # they outlive the pass that asks first
-        ends = torch.linspace(-edge, edge, CELLS + 1, dtype=torch.float64)
+        ends = torch.linspace(-edge, edge, CELLS + 1, dtype=torch.float64, device="cpu")
         x = (ends[1:] + ends[:-1]) / 2
         density = (1 - x.square() / head_dim) ** ((head_dim - 3) / 2)
         sums = torch.stack([density, density * x])
         below = torch.cat([sums.new_zeros(2, 1), sums.cumsum(1)], 1)  # of each cell's lower end
-        found = torch.linspace(-0.9, 0.9, 2**bits, dtype=torch.float64) * min(edge, bits)
+        found = torch.linspace(-0.9, 0.9, 2**bits, dtype=torch.float64, device="cpu") * min(edge, bits)
         for _ in range(10_000):
             cuts = (found[1:] + found[:-1]) / 2
             cell = torch.searchsorted(ends, cuts) - 1

@@ -72,7 +72,7 @@ def check_own(form: Exact, width: int) -> None:
     read it again, tried with numbers between -1 and 1."""
     if form.ours:
         return
-    x = torch.linspace(-1, 1, 12 * width).view(2, 2, 3, width)
+    x = torch.linspace(-1, 1, 12 * width, device="cpu").view(2, 2, 3, width)
     try:
         parts = form.encode(x, None, form.given(2))
         each = parts[: len(parts) - form.fixed_parts]

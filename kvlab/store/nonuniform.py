@@ -141,7 +141,7 @@ def means(x: Tensor, count: int) -> Tensor:
     """fp32 levels, ascending, by k-means from evenly spread quantiles: each is the mean of the numbers that
     are nearest to it, or stays where it is if there are none. NaN without any numbers."""
     if len(x) == 0:
-        return torch.full((count,), torch.nan, dtype=torch.float32)
+        return torch.full((count,), torch.nan, dtype=torch.float32, device="cpu")
     x = x.double().sort().values
     below = torch.cat([x.new_zeros(1), x.cumsum(0)])
     levels = x[((torch.arange(count, dtype=torch.float32, device=x.device) + 0.5) / count * len(x)).long()]

@@ -159,7 +159,7 @@ class PagedState(GrowingState):
         """Hold these blocks and no others."""
         self.rows, self.table = rows, None
         if rows is not None:
-            table = torch.tensor(rows)
+            table = torch.tensor(rows, device="cpu")
             pinned = table.pin_memory() if device.type == "cuda" else table
             self.table = pinned.to(device, non_blocking=True)
 
