@@ -102,7 +102,7 @@ def as_it_was(model) -> Iterator[None]:
         for module, values, copies in before:
             for name, value in values.items():
                 setattr(module, name, value)
-                if name in copies:
+                if name in copies and not value.equal(copies[name]):
                     value.copy_(copies[name])
 
 
@@ -263,7 +263,7 @@ def _watched(given: Recorded, first: int, wanted: bool) -> tuple[Tensor | None, 
     out = query.new_empty(batch, heads, tokens, values.shape[3]) if wanted else None
     received = query.new_zeros(batch, kv_heads, tokens)
     room = query.new_empty(group * block * tokens)
-    later = torch.ones(block, block, dtype=torch.bool).triu(1)
+    later = torch.ones(block, block, dtype=torch.bool, device="cpu").triu(1)
     for row in range(batch):
         for head in range(kv_heads):
             mine = slice(head * group, (head + 1) * group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -178,14 +179,18 @@ class Layer(Contents):
         else:
             keys, values = held.read(query.device)
             if renumber:
-                rotation = rotation_of(self)
-                keys = renumbered(rotation, keys, self.table.positions, self.fetched)
+                keys = renumbered(self.rotation, keys, self.table.positions, self.fetched)
             out, received = given.attend_to(keys, values, allowed, self.counted(asked) if observes else None)
         self.place.finish(self)
         if observes and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
+
+    @cached_property
+    def rotation(self):
+        """How the model rotates this layer's keys, asked once for each cache."""
+        return rotation_of(self)
 
     def counted(self, asked: Tensor | None) -> Tensor:
         """Which of a step's queries the keep observes, `[batch, queries]`; asked: see `Slots.visible`."""

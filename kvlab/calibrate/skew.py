@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import weakref
 from pathlib import Path
 
 import torch
@@ -15,12 +14,13 @@ from .. import scratch
 from ..attention import recorded
 from ..devices import entry_of
 from ..models import calibration_ids, layers_of, prepare
+from ..models.remembered import Remembered
 from ..models.shape import ModelShape, check_ids
 from ..ranks import ranks_of
 from ..saved import model_digest
 
 SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
-_skews: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {calibration text: skew}
+_skews = Remembered()  # by calibration text and dtype
 
 
 def skewing_matrices(queries: Tensor) -> Tensor:
@@ -39,14 +39,14 @@ def skewing_matrices(queries: Tensor) -> Tensor:
 def skew(model, ids: list | None = None) -> list[Tensor]:
     """The skewing matrices of every layer, from one pass over calibration tokens (`[[id, ...]]`).
 
-    Without ids: `models.calibration_ids(model)`. Computed once per model and calibration text; those of a
-    larger model are also written to `scratch.folder("skew")`, under a hash of model and text, and found there
-    next time.
+    Without ids: `models.calibration_ids(model)`. Computed once for each text, as long as the model stays as
+    it is; those of a larger model are also written to `scratch.folder("skew")`, under a hash of model and
+    text, and found there next time.
     """
-    ids = calibration_ids(model) if ids is None else torch.tensor(ids)
+    ids = calibration_ids(model) if ids is None else torch.tensor(ids, device="cpu")
     check_ids(ids, ModelShape.of(model).vocabulary)
     key = (tuple(ids.flatten().tolist()), model.dtype)
-    known = _skews.setdefault(model, {})
+    known = _skews.of(model)
     if key not in known:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL
         hidden = ranks_of(model) > 1 or any(weight.is_meta for weight in model.parameters())

@@ -14,7 +14,9 @@ from ..attention import recorded
 from .lean import Lean, Narrow, asked, lean
 from .passes import Hook, cache_name
 
-_reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
+_reporting: weakref.WeakKeyDictionary = (
+    weakref.WeakKeyDictionary()
+)  # model -> (ids of its blocks, their hooks)
 _one_at_a_time = threading.Lock()  # of the threads that make a model's blocks do so
 
 
@@ -85,13 +87,18 @@ def report_block_inputs(model) -> None:
     """Let every block's input reach the next layer of the cache in use (`KVCache.speculate`). The first time
     one token passes, to see which blocks are given the same position embeddings."""
     with _one_at_a_time:
-        if model in _reporting:
-            return
         blocks = blocks_of(model)
+        known, hooks = _reporting.get(model, (None, []))
+        if known == [*map(id, blocks)]:
+            return
+        for hook in hooks:  # blocks were taken out, or put in
+            hook.remove()
         reports = _Reports(weakref.ref(model), _lenders(model, blocks), cache_name(model))
-        for index, block in enumerate(blocks):
+        hooks = [
             block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
-        _reporting.add(model)
+            for index, block in enumerate(blocks)
+        ]
+        _reporting[model] = [*map(id, blocks)], hooks
 
 
 def _lenders(model, blocks) -> list[int]:
@@ -106,7 +113,7 @@ def _lenders(model, blocks) -> list[int]:
 
     hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
     try:
-        recorded(model, torch.zeros(1, 1, dtype=torch.long))
+        recorded(model, torch.zeros(1, 1, dtype=torch.long, device="cpu"))
     finally:
         for hook in hooks:
             hook.remove()

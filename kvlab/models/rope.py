@@ -3,7 +3,6 @@ arXiv 2104.09864)."""
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..attention import as_it_was, recording
 from ..devices import entry_of
 from ..gather import gather_slots
+from .remembered import Remembered
 from .shape import ModelShape, is_latent
 
 PROBED = 0, 1, 2, 7, 50, 300, 1000  # positions at which a model is tried, and one beyond its context
@@ -114,7 +114,7 @@ class Switch:
         raise ValueError(f"{self.name} {rotates}, and {why}")
 
 
-_found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> rotations, or why there are none
+_found = Remembered()  # rotations, or why there are none
 
 
 def rotations_of(model) -> list[Rotation | None]:
@@ -125,14 +125,15 @@ def rotations_of(model) -> list[Rotation | None]:
     attends through kvlab (`prepare`). ValueError, one line, for a model that rotates no keys, or in a way
     that cannot be undone exactly.
     """
-    if model not in _found:
+    found = _found.of(model)
+    if not found:
         try:
-            _found[model] = _rotations(model)
+            found["rotations"] = _rotations(model)
         except ValueError as error:
-            _found[model] = str(error)
-    if isinstance(_found[model], str):
-        raise ValueError(_found[model])
-    return _found[model]
+            found["why"] = str(error)
+    if "why" in found:
+        raise ValueError(found["why"])
+    return found["rotations"]
 
 
 def rotation_of(layer) -> Rotation | None:

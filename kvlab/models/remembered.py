@@ -1,0 +1,38 @@
+"""Remembered: what was found out about a model, for as long as the model stays as it was."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import chain
+
+from torch import Tensor
+
+PLAIN = int, float, str
+
+
+class Remembered:
+    """{model: {key: what was found}}; it keeps no model alive. A model that has changed is asked again: other
+    weights or parts, numbers written into them (not through `.data`), another configuration."""
+
+    def __init__(self):
+        self._found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> (its state, found)
+
+    def of(self, model) -> dict:
+        """What is known of the model as it is now, to be read and added to."""
+        now = _state(model)
+        state, found = self._found.get(model, (None, {}))
+        if state != now:
+            state, found = self._found[model] = now, {}
+        return found
+
+
+def _state(model) -> tuple:
+    parts = [*model.modules()]
+    plain = [value for part in parts for value in vars(part).values() if isinstance(value, PLAIN)]
+    numbers = [*map(_version, chain(model.parameters(), model.buffers()))]
+    return [*map(id, parts)], plain, numbers, repr(vars(model.config))
+
+
+def _version(x: Tensor) -> tuple[int, int]:
+    """Of weights that are elsewhere until they are used (accelerate), nothing can be told."""
+    return (0, 0) if x.is_meta else (id(x), 0 if x.is_inference() else x._version)
