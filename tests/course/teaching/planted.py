@@ -19,9 +19,12 @@ the page are made by `python tests/course/teaching/planted.py`.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+from course.teaching.check.exercise import EXERCISES
 
 PAGE = Path(__file__).resolve().parents[3] / "course" / "instructor" / "mistakes.md"
 TELLS = {"n": "names it", "s": "a symptom", "w": "only wrong"}
@@ -37,6 +40,12 @@ class Planted(NamedTuple):
     sentence: str
     tells: str
     judged: str
+
+
+@functools.cache
+def drawn(name: str) -> tuple:
+    """What an exercise is checked on: drawn once, for all tests."""
+    return EXERCISES[name].drawn(0)
 
 
 def read() -> tuple[dict[str, list[str]], list[Planted]]:
