@@ -21,7 +21,7 @@ from . import profiles
 from .models import REFUSED, VOCABULARY, family, refused
 
 FILE = Path(__file__).parents[2] / "docs" / "families.md"
-PROMPT, STEPS, PADDING = 20, 12, 6
+PROMPT, STEPS, PADDING = 20, 5, 6
 TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
 FAULT = 1e-2
 # method -> the setting at which it gives nothing up
