@@ -20,7 +20,7 @@ PROMPTS = (
     "The red cat",
     "Mia ran to the barn. Mia ran to the barn. Mia ran to the barn. Mia ran",
 )
-LIMIT = 20
+LIMIT = 12
 
 
 def asked(kind: str, arguments: list[tuple]) -> list[Instance]:

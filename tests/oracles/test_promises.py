@@ -125,7 +125,7 @@ PROMISED = [
     for methods, fp32, bf16 in ROW.findall(TABLE.read_text(encoding="utf-8"))
     for method in re.findall(r"`([^`]+)`", methods)
 ]
-STEPS = 4
+STEPS = 2
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

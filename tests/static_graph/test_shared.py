@@ -185,24 +185,20 @@ for package in (torch, transformers):
     assert same == export.MAKER and len({same, *others}) == 3
 
 
-CHANGES = {
+CHANGES = {  # what else a model's stamp sees: fast/test_stamp.py
     "hook on the model": lambda model: model.register_forward_hook(
         lambda module, args, out: setattr(out, "logits", -out.logits) or out
     ),
-    "hook": lambda model: model.model.layers[0].register_forward_hook(lambda module, args, out: out + 1.0),
-    "buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(0.3),
     "number": lambda model: [setattr(layer.self_attn, "scaling", 0.9) for layer in model.model.layers],
-    "module": lambda model: [setattr(layer.mlp, "act_fn", torch.nn.ReLU()) for layer in model.model.layers],
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("training", [False, True])
-def test_a_graph_is_the_models_own_whatever_its_name_leaves_out(change, training, tmp_path):
+@pytest.mark.parametrize("change, training, chunk", [("hook on the model", False, 4), ("number", True, 1)])
+def test_a_graph_is_the_models_own_whatever_its_name_leaves_out(change, training, chunk, tmp_path):
     """Hooks, buffers and numbers are no weights: a graph of the model before, or of another process."""
     model, ids, made = copy.deepcopy(tiny("llama", **SMALL)), prompt(15)[0].tolist(), []
-    for step in range(3):
-        engine = StaticGraphEngine(model, S, cache=tmp_path, chunk=4)
+    for step in range(2):
+        engine = StaticGraphEngine(model, S, cache=tmp_path, chunk=chunk)
         made.append(engine)
         for one in made:  # a new row of an engine from before
             found = torch.from_numpy(one.feed(one.manager(), [*ids]))
