@@ -18,8 +18,8 @@ from eval.accuracy import KVLabLM, taskset
 from eval.accuracy.protocols import FIRST
 from kvlab.models import source_of
 
-ALWAYS = ["recall", "cloze", "prose", "recall_em"]
-OURS = ["needle", "chain", "needle_em", "chain_em", "needles_single"]
+ALWAYS = ["recall", "prose", "recall_em"]
+OURS = ["cloze", "needle", "chain", "needle_em", "chain_em", "needles_single"]
 PUBLIC = {  # rows of its own
     "piqa": "piqa_validation.jsonl",
     "copa": "copa_validation.jsonl",
