@@ -118,7 +118,7 @@ def test_generate_after_an_interrupt_is_right_or_refused(name):
 def test_padded_knows_where_its_rows_broke_off(at, monkeypatch):
     """They are fed one after the other."""
     model, token = tiny("llama"), prompt(1, rows=2)
-    cache = kvlab.make_cache(model, "padded")
+    cache = kvlab.make_cache(model, "padded:length=40,chunk=1")
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(prompt(12, rows=2))
     feed, rows = cache.engine.feed, []

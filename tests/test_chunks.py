@@ -95,7 +95,7 @@ def test_a_prompt_is_written_out_layer_by_layer():
     finally:
         for hook in hooks:
             hook.remove()
-    assert waiting == [0, 1, 1, 1]
+    assert waiting == [0, 1, 1]
 
 
 def test_a_prompt_in_chunks_over_a_link_leaves_two_layers_on_the_device():
@@ -104,4 +104,4 @@ def test_a_prompt_in_chunks_over_a_link_leaves_two_layers_on_the_device():
     stepper.feed(prompt(120), chunk=12)
     layer = 2 * 2 * 8 * 4 * 120  # K and V of 120 tokens in 2 heads of 8
     assert stepper.cache.stats().device_bytes <= 2 * 1.3 * layer
-    assert stepper.cache.stats().host_bytes >= 4 * layer
+    assert stepper.cache.stats().host_bytes >= 3 * layer

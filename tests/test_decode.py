@@ -20,7 +20,7 @@ def test_trace():
         assert len(getattr(trace, name)) == 5
     assert trace.tokens_held == [10, 11, 12, 13, 14]
     growth = {b - a for a, b in zip(trace.device_bytes, trace.device_bytes[1:], strict=False)}
-    assert growth == {2 * 4 * 2 * 8 * 4 * 3}  # one token: K and V, layers, heads, head dimension, fp32, rows
+    assert growth == {2 * 3 * 2 * 8 * 4 * 3}  # one token: K and V, layers, heads, head dimension, fp32, rows
 
 
 def test_recompute_feeds_everything_again():

@@ -16,7 +16,7 @@ from kvlab.faster import compiled, lodger
 
 @pytest.mark.parametrize("spec", [*EACH, "int4:sinks=3", "int8:smooth=0.5,sinks=2", "mixed:k=full,v=int4"])
 def test_under_autocast_every_method_is_what_it_is_within_bf16(spec):
-    model = tiny("llama")
+    model = tiny("llama", num_hidden_layers=4)
     plain, cast = [], []
     for found, on in ((plain, False), (cast, True)):
         stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))

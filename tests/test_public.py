@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 import inspect
 import traceback
 
@@ -133,6 +134,8 @@ def said(make, name: str, leave_out=lambda kind: False) -> list[str]:
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call_refuses_nonsense_by_itself(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path of one word is written
+    for size in ("PROMPT", "DECODED"):  # of the texts that a gate reads
+        monkeypatch.setattr(importlib.import_module("kvlab.gating.gate"), size, 8)
     named = {"nothing", "text", "a spec"} if name == "load" else set()  # looked for on disks and hubs
     for argument in CALLS[name]()[1]:
         much = {"2**62"} if argument in ("repeats", "tokens", "batch") else set()

@@ -147,7 +147,7 @@ def test_threads_make_the_first_caches_of_a_model_at_once(spec):
         assert sum(isinstance(hook, Hook) for hook in hooks) == 2
 
 
-@pytest.mark.parametrize("block", [1, 2, 16])
+@pytest.mark.parametrize("block", [1, 16])
 def test_copies_of_a_paged_cache_share_a_pool_in_several_threads(block):
     """It grows, and blocks change hands, while other threads write."""
     model, ids, before = tiny("llama"), prompt(12), sys.getswitchinterval()
@@ -159,7 +159,7 @@ def test_copies_of_a_paged_cache_share_a_pool_in_several_threads(block):
         return torch.cat(steps)
 
     try:
-        for _ in range(6):
+        for _ in range(2):
             held = {spec: kvlab.make_cache(model, spec) for spec in ("full", f"paged:block={block}")}
             for cache in held.values():
                 kvlab.Stepper(model, cache).feed(ids)

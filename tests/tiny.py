@@ -36,7 +36,7 @@ VOCABULARY = 96
 COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
     "initializer_range": 0.2,

@@ -37,7 +37,7 @@ def test_a_folder_or_a_config_is_a_model(tmp_path):
     tiny("llama").config.save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
         bill = kvlab.bill(str(path), "L4", methods=["full", "h2o:budget=0.5"])
-        assert bill.context == 128 and bill["full"].device_bytes == 128 * 2 * 4 * 2 * 8 * 2
+        assert bill.context == 128 and bill["full"].device_bytes == 128 * 2 * 3 * 2 * 8 * 2
         assert bill["h2o:budget=0.5"].device_bytes == bill["full"].device_bytes / 2
 
 

@@ -168,12 +168,12 @@ def test_threads_share_out_every_layer_and_change_no_bit(model, went, monkeypatc
     monkeypatch.setattr(team, "helpers", Kept)
     shared = stepped(2)
     assert all(went[-3:]) and all(map(torch.equal, alone, shared))
-    whole_steps = [table for table in tables if len(table) == 5 * team.COUNTERS]
+    whole_steps = [table for table in tables if len(table) == 4 * team.COUNTERS]
     assert len(whole_steps) >= 3, "a helper for each step, not for each layer"
     for table in whole_steps:
-        shares = table.reshape(5, team.COUNTERS, team.LINE)[:, :, 0]
+        shares = table.reshape(4, team.COUNTERS, team.LINE)[:, :, 0]
         assert (shares[:, team.DONE] == shares[:, team.DUE]).all()
-        assert (shares[:, team.DUE] >= [4, 8, 8, 8, 5]).all(), "every product and attention, then the logits"
+        assert (shares[:, team.DUE] >= [4, 8, 8, 5]).all(), "every product and attention, then the logits"
         assert (shares[:-1, team.PRODUCTS + layers.SPLITS] > 0).all(), "attention is shared out, too"
 
 

@@ -56,7 +56,7 @@ def test_which_heads_retrieve(made):
     gates = torch.from_numpy(profile.read(file, "duo", gates=2).arrays["gates"])
     for heads in (0, 0.25, 0.5, 1):
         found = Duo(file, heads).retrieves
-        assert found.sum() == round(heads * 8)
+        assert found.sum() == round(heads * 6)
         assert not found.any() or found.all() or gates[found].min() >= gates[~found].max()
 
 

@@ -71,7 +71,7 @@ def test_bad_input(made, tmp_path):
         KVzap(file, recent=0)
     with pytest.raises(ValueError, match=r"profile=None: .*python -m course\.recipes\.kvzap makes one$"):
         kvlab.make_cache(model, "kvzap")
-    weight, bias, about = torch.ones(4, 2, 32), torch.ones(4, 2), {"threshold": 0.1, "recent": RECENT}
+    weight, bias, about = torch.ones(3, 2, 32), torch.ones(3, 2), {"threshold": 0.1, "recent": RECENT}
     for tensors, numbers, said in (
         ({"weight": weight}, about, "expected bias, finite float32 of 2 dimensions"),
         ({"weight": weight[0], "bias": bias}, about, "expected weight, finite float32 of 3 dimensions"),
@@ -84,9 +84,9 @@ def test_bad_input(made, tmp_path):
         (
             {"weight": weight[1:], "bias": bias},
             about,
-            r"weight has shape \(3, 2, 32\), expected \(4, 2, 32\)",
+            r"weight has shape \(2, 2, 32\), expected \(3, 2, 32\)",
         ),
-        ({"weight": weight, "bias": bias.T}, about, r"bias has shape \(2, 4\), expected \(4, 2\)"),
+        ({"weight": weight, "bias": bias.T}, about, r"bias has shape \(2, 3\), expected \(3, 2\)"),
     ):
         profile.write(tmp_path / "wrong", "kvzap", model, tensors, **numbers)
         with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: {said}$"):

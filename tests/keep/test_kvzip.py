@@ -102,8 +102,8 @@ def test_the_budget_is_met_over_all_layers_and_heads():
         kvlab.Stepper(model, cache).feed(ids)
         held[over] = [[len(one) for (index, _), one in held_by_head(cache, 0).items() if index == layer.order]
                       for layer in cache.layers]  # fmt: skip
-        assert sum(map(sum, held[over])) == 15 * 2 * 4
-    assert held["head"] == [[15, 15]] * 4
+        assert sum(map(sum, held[over])) == 15 * 2 * 3
+    assert held["head"] == [[15, 15]] * 3
     assert all(sum(layer) == 30 for layer in held["layer"]) and held["layer"] != held["head"]
     assert any(sum(layer) != 30 for layer in held["model"])
 

@@ -16,7 +16,7 @@ from kvlab.calibrate.fold import fold
 from kvlab.calibrate.smoothing import fold_smoothing
 from kvlab.models import prepare
 
-BLOCKS = 4
+BLOCKS = 3
 MIXED = {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(BLOCKS)} | {
     name: "cpu" for name in ("model.norm", "model.rotary_emb", "lm_head")
 }
@@ -25,7 +25,7 @@ MIXED["model.embed_tokens"] = "disk"  # so the model itself says that it is on n
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The folder of a tiny model of four blocks."""
+    """The folder of a tiny model of three blocks."""
     folder = tmp_path_factory.mktemp("model")
     tiny("llama", "sdpa").save_pretrained(folder)
     return folder

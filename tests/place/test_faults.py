@@ -53,7 +53,7 @@ def dawdle():
 def test_a_broken_link_says_so_and_a_reset_cache_starts_over(fault, settings, says):
     model, ids = tiny("llama"), prompt(20)
     right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
-    link = Breaking(7, fault, **settings)
+    link = Breaking(6, fault, **settings)
     cache = kvlab.KVCache(model, place=Host(Whole(), link))
     with pytest.raises(LinkError, match=says):
         kvlab.decode(model, ids, cache, 6)
@@ -84,7 +84,7 @@ def test_a_link_in_a_forked_process_says_so_at_once(monkeypatch):
         stepper.feed(prompt(1))
 
 
-@pytest.mark.parametrize("layer", [0, 2, 3])
+@pytest.mark.parametrize("layer", [0, 1, 2])
 def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
     model, ids = tiny("llama"), prompt(20)
     right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
@@ -194,14 +194,14 @@ FAULTS = [
     ids=["offload", "int4", "topk"],
 )
 def test_a_corrupt_transfer_is_an_error_and_never_a_wrong_token(fault, parts):
-    """Every transfer of a prompt and three steps in turn: LinkError, or, if nobody wanted it, the same
+    """Every transfer of a prompt and two steps in turn: LinkError, or, if nobody wanted it, the same
     numbers; after a reset the cache is as good as new."""
     model, ids = tiny("llama", num_hidden_layers=2), prompt(12, rows=2)
 
     def decode(link):
         policies = {"fetch": Whole()} | parts()
         cache = kvlab.KVCache(model, store=policies.get("store"), place=Host(policies["fetch"], link))
-        return cache, kvlab.decode(model, ids, cache, 4)
+        return cache, kvlab.decode(model, ids, cache, 3)
 
     link = Faulty(0, fault)
     right, errors = decode(link)[1], 0
@@ -270,7 +270,7 @@ def test_a_failed_write_that_somebody_meets_breaks_the_cache(spec, look, tmp_pat
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(prompt(20))
     cache.stats()
-    link.left = random.Random(spec + look).randint(1, 4)
+    link.left = random.Random(spec + look).randint(1, 3)
     looks = {
         "stats": cache.stats, "deepcopy": lambda: copy.deepcopy(cache), "crop": lambda: cache.crop(-1),
         "reorder": lambda: cache.reorder_cache(torch.tensor([0])),

@@ -104,9 +104,9 @@ def test_blocks_come_back():
 @pytest.mark.parametrize("keep", [H2O(8), SnapKV(8, window=4), PyramidKV(8, window=4), Sinks(8)])
 def test_what_is_evicted_comes_back_before_more_is_asked_for(keep):
     """A pool that holds one layer's prompt and what the others keep is enough, also at every step."""
-    model, ids = tiny("llama"), prompt(24, rows=2)  # 4 layers; 6 blocks of 4 a row and layer, 2 of them kept
+    model, ids = tiny("llama"), prompt(24, rows=2)  # 3 layers; 6 blocks of 4 a row and layer, 2 of them kept
     whole = kvlab.decode(model, ids, kvlab.KVCache(model, keep=keep), 8)
-    cache = kvlab.KVCache(model, keep=keep, store=Paged(blocks=2 * (6 + 3 * 3 + 2), block=4))
+    cache = kvlab.KVCache(model, keep=keep, store=Paged(blocks=2 * (6 + 2 * 3 + 2), block=4))
     tight = kvlab.decode(model, ids, cache, 8)
     assert torch.equal(tight.logprobs, whole.logprobs)
     cache.reset()
@@ -123,8 +123,8 @@ def test_caches_that_share_a_pool():
         trace = kvlab.decode(model, prompt(20, seed=seed), cache, 4)
         full = kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, "full"), 4)
         assert torch.equal(trace.logprobs, full.logprobs)
-    assert pool.used == 2 * 4 * 3
+    assert pool.used == 2 * 3 * 3
     block = 2 * 2 * 8 * 8 * 4  # K and V, KV heads, tokens, head dimension, fp32
     assert pool.block_bytes == block
     table = caches[0].layers[0].store.table
-    assert caches[0].stats().device_bytes == (40 - 4 * 3) * block + 4 * table.nbytes  # without the other's
+    assert caches[0].stats().device_bytes == (40 - 3 * 3) * block + 3 * table.nbytes  # without the other's
