@@ -283,8 +283,9 @@ def test_every_method_counts_the_contexts_that_it_was_filled_from(loaded, asked)
     assert found[MANY, "recompute"] == found[REUSE, "recompute"] == (None, None)
 
 
-@pytest.mark.parametrize("protocol", [FIRST, MANY, REUSE])
-@pytest.mark.parametrize("method", ["kivi2:group=4,recent=6", "kivi4:group=8,recent=8"])
+@pytest.mark.parametrize("method, protocol", [
+    ("kivi2:group=4,recent=6", FIRST), ("kivi4:group=8,recent=8", MANY), ("kivi2:group=4,recent=6", REUSE),
+])  # fmt: skip
 def test_questions_of_any_length_are_scored_as_alone_where_blocks_are_written(
     precise, asked, method, protocol
 ):

@@ -104,10 +104,8 @@ def saves(out: str, name: str) -> None:
 
 def test_runs_into_one_folder_take_nothing_from_each_other(tmp_path):
     """Every one prepares the folder again and again while others write."""
-    processes = [
-        multiprocessing.get_context("spawn").Process(target=saves, args=(str(tmp_path), name))
-        for name in "abc"
-    ]
+    fork = multiprocessing.get_context("fork")  # which need not import anything
+    processes = [fork.Process(target=saves, args=(str(tmp_path), name)) for name in "abc"]
     for process in processes:
         process.start()
     for process in processes:

@@ -27,17 +27,17 @@ def test_a_passage_is_what_transformers_reports(family):
         asked = studies.scores(query, keys, passage.scaling)
         asked = asked.masked_fill(torch.ones(23, 23).triu(1).bool(), -torch.inf).softmax(-1)
         torch.testing.assert_close(asked, weights[0], atol=1e-4, rtol=1e-3)
-    for layer in range(3):  # the residual stream: the next input is the sum
+    for layer in range(2):  # the residual stream: the next input is the sum
         total = passage.inputs[layer] + passage.attended[layer] + passage.fed[layer]
         torch.testing.assert_close(total, passage.inputs[layer + 1])
-    assert len(passage.fed) == 3 and passage.guesses[0] is None
+    assert len(passage.fed) == 2 and passage.guesses[0] is None
 
 
 def test_similarity_by_hand():
     passage = studies.read(tiny("llama"), prompt(9))
     found = studies.similarity(passage)
     assert {name: len(values) for name, values in found.items()} == {
-        "block input": 3, "attention output": 3, "ffn output": 3
+        "block input": 2, "attention output": 2, "ffn output": 2
     }  # fmt: skip
     for token_mean, now, then in zip(found["attention output"], passage.inputs[1:], passage.attended):
         by_hand = [(a @ b / (a.norm() * b.norm())).item() for a, b in zip(now, then)]

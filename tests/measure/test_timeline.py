@@ -27,7 +27,7 @@ def test_transfers_for_the_next_layer_are_under_way_during_this_one(spec, first)
     """Asked for before this layer attends; waited for only when the next one does."""
     timeline = steps_of(spec)
     for step in range(3):
-        for layer in range(first, 4):
+        for layer in range(first, 3):
             attends = attention_of(timeline, step, layer - 1)
             ffn = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("ffn", step, layer - 1)]
             (transfer,) = [
@@ -42,11 +42,11 @@ def test_a_whole_layer_is_asked_for_right_behind_the_last_rehearsal():
     """Not while the last layer attends: what the link is to carry longest, it begins as early as it may."""
     timeline = steps_of("infinigen:budget=0.4")
     for step in range(2):
-        begins = min(s.start for s in timeline.compute if (s.step, s.layer) == (step, 2))
-        attends = attention_of(timeline, step, 2)
+        begins = min(s.start for s in timeline.compute if (s.step, s.layer) == (step, 1))
+        attends = attention_of(timeline, step, 1)
         last, first = [
             next(t for t in timeline.transfers if t.what == "prefetch" and (t.step, t.layer) == (step, layer))
-            for layer in (3, 0)
+            for layer in (2, 0)
         ]
         assert begins <= last.submitted <= first.submitted <= attends[0].start
 
@@ -54,7 +54,7 @@ def test_a_whole_layer_is_asked_for_right_behind_the_last_rehearsal():
 def test_top_k_must_choose_before_it_can_fetch():
     timeline = steps_of("topk:budget=0.4")
     for step in range(3):
-        for layer in range(4):
+        for layer in range(3):
             (chosen,) = [
                 s for s in timeline.compute if (s.what, s.step, s.layer) == ("selection", step, layer)
             ]
