@@ -149,7 +149,7 @@ class _Report(Hook):
     def __call__(self, block, args, kwargs) -> None:
         reports, following = self.reports, self.index + 1
         cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
-        if cache is None:  # nothing to offer; in a trace of the model too
+        if cache is None or cache.model is not reports.model():  # a trace, or a model that shares this block
             return
         reports.note(self.index, kwargs.get("position_embeddings"))
         hidden = args[0] if args else kwargs["hidden_states"]

@@ -164,6 +164,26 @@ def test_models_that_share_a_configuration_attend_each_in_its_own_way():
         )
 
 
+def first_blocks_of(model, count: int):
+    """A model of the first blocks of another one, which both use: a draft, or an early exit."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = count
+    made = type(model)(config).eval()
+    made.load_state_dict(model.state_dict(), strict=False)
+    made.model.layers = torch.nn.ModuleList(model.model.layers[:count])
+    return made
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o:budget=8", "infinigen:budget=8", "kvquant", "padded"])
+def test_models_that_share_blocks_attend_each_in_its_own_way(spec):
+    whole, apart = family("Llama"), family("Llama")
+    models, alone = (whole, first_blocks_of(whole, 2)), (apart, first_blocks_of(copy.deepcopy(apart), 2))
+    written = [kvlab.decode(one, IDS[:1], kvlab.make_cache(one, spec), 4).logprobs for one in alone]
+    caches = [kvlab.make_cache(one, spec) for one in models]
+    for one, cache, expected in zip(models, caches, written, strict=True):
+        assert torch.equal(kvlab.decode(one, IDS[:1], cache, 4).logprobs, expected)
+
+
 def test_other_threads_do_not_notice():
     model = family("Llama")
     expected, wrong = model.generate(IDS, **SAID), []
