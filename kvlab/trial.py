@@ -26,6 +26,16 @@ WHOLE = "whole cache"  # the family of a class that attends by itself
 Check = tuple[str, Callable[[], str]]
 
 
+class Failed(Exception):
+    """What a check has found wrong."""
+
+
+def must(holds: bool, why: str) -> None:
+    """As `assert`, but also where Python leaves those out (-O)."""
+    if not holds:
+        raise Failed(why)
+
+
 def run(method: str) -> int:
     """Print a line for each check of a method; returns 0 if all are well, else 1. ValueError for an unknown
     name."""
@@ -35,7 +45,7 @@ def run(method: str) -> int:
             print(f"[ok] {label}: {check()}", flush=True)
         except Exception as error:  # a user's code can raise anything
             failed += 1
-            why = str(error) if isinstance(error, AssertionError) else kind_and_line(error)
+            why = str(error) if isinstance(error, Failed) else kind_and_line(error)
             print(f"[!!] {label}: {why}", flush=True)
     return 1 if failed else 0
 
@@ -129,7 +139,7 @@ def logits(model, spec, rows: list[list[int]]) -> tuple[Tensor, object]:
 
 def runs(model, spec: Spec, rows: list[list[int]]) -> str:
     found, _ = logits(model, spec, rows)
-    assert bool(found.isfinite().all()), "the logits are not finite"
+    must(bool(found.isfinite().all()), "the logits are not finite")
     heads = model.config.num_key_value_heads
     return f"a prompt of {PROMPTS[0]} tokens and {STEPS} steps on {heads} KV head{'s' if heads > 1 else ''}"
 
@@ -141,7 +151,7 @@ def within(model, spec: Spec, row: list[int], budget) -> str:
     Stepper(model, cache).feed(prompt, last=True)
     held = sum(layer.mean_held[0] for layer in cache.attending) / len(cache.attending)
     limit = resolve_budget(budget, prompt.shape[1])
-    assert held <= limit, f"{held:g} tokens a head are held after the prompt, of {limit} at most"
+    must(held <= limit, f"{held:g} tokens a head are held after the prompt, of {limit} at most")
     return f"{held:g} of {prompt.shape[1]} tokens a head are held after the prompt, of {limit} at most"
 
 
@@ -152,7 +162,7 @@ def fewer(model, spec: Spec, row: list[int], budget) -> str:
     stats = reader.cache.stats()
     held, seen = stats.tokens_held, stats.tokens_seen
     limit = seen if budget == 1 else resolve_budget(budget, seen)
-    assert held < seen or limit >= seen, f"all of {seen} tokens are held after the prompt, with {budget=}"
+    must(held < seen or limit >= seen, f"all of {seen} tokens are held after the prompt, with {budget=}")
     return f"{held} of {seen} tokens are held after the prompt"
 
 
@@ -162,9 +172,10 @@ def padded(model, spec: Spec, rows: list[list[int]]) -> str:
     for row, found in zip(rows, together, strict=True):
         alone = logits(model, spec, [row])[0][0]
         off = float((found - alone).abs().max() / alone.std())
-        assert off < TOLERANCE, (
+        must(
+            off < TOLERANCE,
             f"the row of {len(row) - STEPS} tokens differs by {off:.2g} of the logits' standard deviation; "
-            "a score must not read other rows or places in the buffer, nor differ by rounding alone"
+            "a score must not read other rows or places in the buffer, nor differ by rounding alone",
         )
     return f"{len(rows)} rows of {', '.join(str(len(row) - STEPS) for row in rows)} tokens"
 
@@ -172,21 +183,19 @@ def padded(model, spec: Spec, rows: list[list[int]]) -> str:
 def counted(model, spec: Spec, row: list[int]) -> str:
     """The bytes counted, beside those of `full`; a whole cache counts fewer with bits than without."""
     held, whole = (logits(model, one, [row])[1].stats().device_bytes for one in (spec, "full"))
-    assert math.isfinite(held) and held >= 0, f"{held} bytes are counted"
+    must(math.isfinite(held) and held >= 0, f"{held} bytes are counted")
     if bits := spec.method.family == WHOLE and spec.parameters.get("bits"):
         plain = Spec(spec.name, spec.method, spec.parameters | {"bits": 0})
         seen = [logits(model, one, [row])[1].stats() for one in (spec, plain)]
         few, many = (stats.device_bytes + stats.host_bytes for stats in seen)
-        assert few < many, (
-            f"{few} with {bits=}, {many} without: its numbers take more values than {bits} bits"
-        )
+        must(few < many, f"{few} with {bits=}, {many} without: its numbers take more values than {bits} bits")
     return f"{held} of the {whole} that full holds, {held / whole:.0%}"
 
 
 def equal(model, spec: str, rows: list[list[int]]) -> str:
     found, expected = (logits(model, one, rows)[0] for one in (spec, "full"))
     off = float((found - expected).abs().max() / expected.std())
-    assert off < TOLERANCE, f"the logits differ by {off:.2g} of their standard deviation"
+    must(off < TOLERANCE, f"the logits differ by {off:.2g} of their standard deviation")
     return "the same logits"
 
 

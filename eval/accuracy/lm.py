@@ -31,6 +31,7 @@ import os
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import cached_property, partial
 from inspect import signature
 from itertools import chain
@@ -234,7 +235,8 @@ class KVLabLM(Texts):
                 )  # fmt: skip
                 scorer.advance, scorer.kept, scorer.name = advance, self.kept, self.kept.of(kind, asked)
                 scorer.sought = {index: [*chain(*some)] for index, (_, _, some) in evidence.items()}
-                with evaluating(self.model):
+                usual = torch.get_default_device().type == "cpu"  # else what is counted would be elsewhere
+                with evaluating(self.model), nullcontext() if usual else torch.device("cpu"):
                     self._known[key] = scorer, compute(scorer), set(), evidence
                 scorer.clock.stop()
             self._computing += scorer.clock.total

@@ -53,6 +53,13 @@ def test_under_full_every_protocol_says_the_same(loaded, asked, method):
             assert found[1] == expected[1], protocol
 
 
+def test_torchs_default_device_changes_nothing(loaded, asked):
+    for protocol in PROTOCOLS:
+        expected = scored(loaded, asked, "h2o:budget=0.5", protocol)
+        with torch.device("meta"):
+            assert scored(loaded, asked, "h2o:budget=0.5", protocol) == expected
+
+
 def test_tasks_that_cut_the_same_prompt_elsewhere_are_answered_each_by_its_own(loaded, asked):
     """As when each is asked alone."""
     (text, *_), method = prompts(), "snapkv:budget=0.3,window=1"
