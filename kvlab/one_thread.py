@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from threading import enumerate as enumerate_threads
 from threading import get_ident
 
+import torch
+
 ANOTHER = "another thread is in a pass through this cache: wait for it, or make a cache for each thread"
 
 
@@ -34,11 +36,13 @@ class OneThread:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """RuntimeError while another thread is in here, or in a pass."""
+        """RuntimeError while another thread is in here, or in a pass. What is made here can be written into
+        later, whichever of torch's modes is on then."""
         outside = not self._inside
         self.enter()
         try:
-            yield
+            with torch.inference_mode(False), torch.no_grad():
+                yield
         finally:
             if outside:
                 self._inside.clear()
