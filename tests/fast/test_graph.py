@@ -17,7 +17,7 @@ from kvlab.fast.recorder import check_repeats
 from kvlab.fast.suited import Unsuited
 from kvlab.methods import METHODS
 
-STEPS, PROMPT, BLOCKS = 24, 30, "kivi2:group=4,recent=6"
+STEPS, PROMPT, BLOCKS = 16, 30, "kivi2:group=4,recent=6"
 EAGER = {  # methods that no graph serves, and why
     "paged": "a store of kind Paged is written by the host",
     "kvquant": "a store of kind PreRope is written by the host",
@@ -116,7 +116,7 @@ def test_of_every_family(name):
     model = family(name)
     more = not kvlab.make_cache(model, "full").fillable
     if not (more or name.startswith("Llama 4")):
-        same(model, "full", padded=5)
+        same(model, "full", padded=5, steps=8)
         return
     with pytest.warns(UserWarning, match="holds more than K and V" if more else "see by a rule of their own"):
         decoded(replaying(model), "full", steps=4)
@@ -142,7 +142,7 @@ def test_forks_copies_and_saves_in_between(spec, tmp_path):
     def several(stepper):
         stepper.feed(torch.arange(2, 8).expand(len(stepper.ids), -1))
 
-    same(tiny("llama"), spec, after={6: fork, 13: saved, 20: several, 24: copied, 30: fork})
+    same(tiny("llama"), spec, after={4: fork, 8: saved, 11: several, 13: copied, 15: fork})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
