@@ -83,13 +83,13 @@ MORE = {  # further settings of a method, and the models they run on, which take
 LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
 NO_SUCH = ("turboquant:bits=3,sketch=true", "lagkv:budget=0.4,lag=3,sinks=2")  # of such heads or prompts
 NOT_BARE = ("recompute", "padded")  # whose passes are no model's
-SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
+SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
 LONGEST, ROWS = 70, 4
 MODELS = {  # three KV heads, two query heads each -> (family, dtype, what differs from SHAPE)
     "fp64": ("llama", torch.float64, {}),  # rounding decides nothing
     "fp32": ("llama", torch.float32, {"head_dim": 32}),  # read by the kernels, and stepped at once
     "fp32, 96": ("llama", torch.float32, {"head_dim": 96}),
-    "compiled": ("llama", torch.float32, {"head_dim": 32, "num_hidden_layers": 2}),
+    "compiled": ("llama", torch.float32, {"head_dim": 32}),
     "window": ("mistral", torch.float64, {"sliding_window": 7}),
     "padded": ("llama", torch.float32, None),  # its engine computes in fp32
 }
