@@ -28,9 +28,16 @@ class Remembered:
 
 def _state(model) -> tuple:
     parts = [*model.modules()]
-    plain = [value for part in parts for value in vars(part).values() if isinstance(value, PLAIN)]
+    plain = [_plain(value) for part in parts for value in vars(part).values()]
     numbers = [*map(_version, chain(model.parameters(), model.buffers()))]
     return [*map(id, parts)], plain, numbers, repr(vars(model.config))
+
+
+def _plain(value):
+    """A number, a word or a list of them, such as the names of active adapters; None for anything else."""
+    if isinstance(value, list | tuple) and all(isinstance(one, PLAIN) for one in value):
+        return [*value]
+    return value if isinstance(value, PLAIN) else None
 
 
 def _version(x: Tensor) -> tuple[int, int]:

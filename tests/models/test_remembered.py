@@ -59,3 +59,21 @@ def test_a_changed_model_is_as_one_that_was_always_so(spec, change):
         change(model, random.Random(seed))
     assert torch.equal(logprobs(used), logprobs(fresh)), seed
     assert not torch.equal(logprobs(used), before)
+
+
+def test_adapters_that_take_turns():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
+    used = peft.get_peft_model(copy.deepcopy(tiny("llama")), config, "one")
+    used.add_adapter("other", config)
+    fresh = copy.deepcopy(used)
+
+    def logprobs(adapted):
+        model = adapted.get_base_model()
+        return kvlab.decode(model, prompt(30), kvlab.make_cache(model, REMEMBERING[0]), 4).logprobs
+
+    before = logprobs(used)
+    for one in (used, fresh):
+        one.set_adapter("other")
+    assert torch.equal(logprobs(used), logprobs(fresh))
+    assert not torch.equal(logprobs(used), before)
