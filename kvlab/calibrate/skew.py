@@ -40,8 +40,8 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     """The skewing matrices of every layer, from one pass over calibration tokens (`[[id, ...]]`).
 
     Without ids: `models.calibration_ids(model)`. Computed once for each text, as long as the model stays as
-    it is; those of a larger model are also written to `scratch.folder("skew")`, under a hash of model and
-    text, and found there next time.
+    it is; those of a larger model are also written to `scratch.folder("skew")`, under a hash of model,
+    text and this file, and found there next time.
     """
     ids = calibration_ids(model) if ids is None else torch.tensor(ids, device="cpu")
     check_ids(ids, ModelShape.of(model).vocabulary)
@@ -53,8 +53,9 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
         if small or hidden:  # no hash tells weights apart that are not all here
             matrices = _calibrate(model, ids)
         else:
-            text = hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()[:16]
-            file = scratch.folder("skew") / f"{model_digest(model)}-{text}.pt"
+            made_by = Path(__file__).read_bytes() + repr(ids.tolist()).encode()
+            name = f"{model_digest(model)}-{hashlib.sha256(made_by).hexdigest()[:16]}.pt"
+            file = scratch.folder("skew") / name
             matrices = _read(file, model)
             if matrices is None:
                 matrices = _calibrate(model, ids)

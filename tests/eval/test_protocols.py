@@ -60,6 +60,17 @@ def test_torchs_default_device_changes_nothing(loaded, asked):
             assert scored(loaded, asked, "h2o:budget=0.5", protocol) == expected
 
 
+def test_texts_of_several_options_are_each_cut_where_their_own_context_ends(loaded, asked):
+    options = [{"until": ["."], "max_gen_toks": count, "do_sample": False} for count in (8, 7)]
+    mixed = [(text, options[place % 2]) for place, text in enumerate(prompts())]
+
+    def written(pairs: list) -> list[str]:
+        lm = KVLabLM(loaded[0], "sinks:budget=0.3", tokenizer=loaded[1], protocol=FIRST)
+        return lm.generate_until(asked.make("generate_until", pairs, task="recall_em"), disable_tqdm=True)
+
+    assert written(mixed) == [written([pair])[0] for pair in mixed]
+
+
 def test_tasks_that_cut_the_same_prompt_elsewhere_are_answered_each_by_its_own(loaded, asked):
     """As when each is asked alone."""
     (text, *_), method = prompts(), "snapkv:budget=0.3,window=1"
