@@ -103,9 +103,8 @@ class CudaLink(Link):
             for part in parts:
                 source, count = by_token(part).contiguous(), part.shape[2]
                 room = max(LEAST_ROOM, count // 8) if count > 1 else 0  # a prompt's buffer is the store's
-                target = torch.empty(
-                    (count + room, *source.shape[1:]), dtype=part.dtype, pin_memory=True, device="cpu"
-                )
+                shape = count + room, *source.shape[1:]
+                target = torch.empty(shape, dtype=part.dtype, pin_memory=True, device="cpu")
                 target[:count].copy_(source, non_blocking=True)
                 part.record_stream(self._outward)
                 hosted.append(by_head(target[:count]))

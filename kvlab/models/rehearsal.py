@@ -14,9 +14,7 @@ from ..attention import recorded
 from .lean import Lean, Narrow, asked, lean
 from .passes import Hook, cache_name
 
-_reporting: weakref.WeakKeyDictionary = (
-    weakref.WeakKeyDictionary()
-)  # model -> (ids of its blocks, their hooks)
+_reporting: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> (ids of blocks, their hooks)
 _one_at_a_time = threading.Lock()  # of the threads that make a model's blocks do so
 
 
