@@ -36,7 +36,8 @@ def changed(cache, how: str, tmp_path, model):
 def test_every_mode_gives_the_same(spec, tmp_path):
     seed = random.randrange(10**6)
     draw, model = random.Random(seed), kvlab.prepare(copy.deepcopy(tiny("llama")))
-    story = [draw.choice(("copy", "save", "crop", "reorder", "hold", "turn", "step")) for _ in range(8)]
+    story = [draw.choice(("copy", "save", "crop", "reorder", "hold", "turn", "step")) for _ in range(12)]
+    padding = draw.choice((0, 5))
 
     def told(modes) -> list:
         found, cache = [], kvlab.make_cache(model, profiled(spec, model))
@@ -44,13 +45,18 @@ def test_every_mode_gives_the_same(spec, tmp_path):
             with mode():
                 tokens = {"prompt": 20, "turn": 4}.get(how, 1)
                 cache = changed(cache, how, tmp_path, model)
+                seen = cache.get_seq_length()
+                mask = torch.ones(2, seen + tokens, dtype=torch.long)
+                for row, real in zip(mask, cache.lengths or (-padding, 0), strict=True):
+                    row[: seen - real] = 0
+                given = {"attention_mask": mask, "past_key_values": cache}
                 try:
-                    found.append(model(prompt(tokens, 2, seed=at), past_key_values=cache).logits.detach())
+                    found.append(model(prompt(tokens, 2, seed=at), **given).logits.detach())
                 except ValueError as error:  # as of a turn after `hold`
                     found.append(str(error))
         return found
 
-    expected = told([torch.no_grad] * 9)
-    for one, other in zip(told([draw.choice(MODES) for _ in range(9)]), expected, strict=True):
+    expected = told([torch.no_grad] * 13)
+    for one, other in zip(told([draw.choice(MODES) for _ in range(13)]), expected, strict=True):
         same = one == other if isinstance(one, str) else torch.equal(one, other)
-        assert same, (seed, story)
+        assert same, (seed, story, padding)
