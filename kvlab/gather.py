@@ -12,11 +12,10 @@ def with_room(x: Tensor, slots: int, pinned: bool = False) -> Tensor:
     """A copy of x `[batch, kv_heads, n, ...]` at the start of a larger buffer, in pinned host memory or not.
     Pinned memory holds token after token, so that everything crosses a link in one copy."""
     batch, heads, count, *rest = x.shape
-    with torch.inference_mode(False):  # later passes, in any of torch's modes, write into it
-        if pinned:
-            buffer = by_head(x.new_empty((slots, batch, heads, *rest), pin_memory=True))
-        else:
-            buffer = x.new_empty((batch, heads, slots, *rest))
+    if pinned:
+        buffer = by_head(x.new_empty((slots, batch, heads, *rest), pin_memory=True))
+    else:
+        buffer = x.new_empty((batch, heads, slots, *rest))
     buffer[:, :, :count] = x
     return buffer
 

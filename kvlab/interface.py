@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .attention import Recorded, attending, records, while_set
+from .modes import keeping
 from .visibility import CAUSAL, Visibility
 
 NAME = "kvlab"
@@ -64,7 +65,7 @@ def kvlab_attention(
         raise ValueError(
             f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"
         )
-    with torch.no_grad():
+    with keeping():
         given = query, visibility, scaling, softcap, s_aux
         out = key.attend(*given) if latent is None else latent.attend(*given, (key, value))
         out = out.transpose(1, 2).contiguous()

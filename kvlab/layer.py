@@ -14,6 +14,7 @@ from .attention import Recorded, observed
 from .contents import Contents
 from .merging import merge
 from .models import renumbered, rotation_of
+from .modes import kept
 from .policy import View
 from .ranks import added
 from .reread import attend_again
@@ -66,7 +67,7 @@ class Layer(Contents):
                 f"layer {self.index}: K is {numbers[-1].dtype}, but the cache was filled in {self.dtype}: "
                 "make a new one"
             )
-        return tuple(x.to(self.dtype) for x in numbers)
+        return tuple(kept(x.to(self.dtype)) for x in numbers)
 
     def check_mask(self, visibility: Visibility) -> None:
         if not visibility.known:

@@ -10,6 +10,7 @@ from .finding import put, role_of
 from .measure.machines import link_named
 from .models import loading
 from .models.shape import check_model
+from .modes import keeping
 from .parameters import check_one_of
 from .policy import Policy
 from .random_model import serve
@@ -45,6 +46,7 @@ def load(
     return model, tokenizer
 
 
+@keeping()
 def make_cache(model, spec: str | Spec | Policy | type[Policy]):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`), or from a
     keep, store, format, place or fetch, or its class: `H2O(0.2)`."""
@@ -76,6 +78,7 @@ def _guesses(policies: dict) -> bool:
     return getattr(getattr(policies.get("place"), "fetch", None), "speculates", False)
 
 
+@keeping()
 def load_cache(path: str | Path, model):
     """The cache that `cache.save(path)` wrote, for the same model: it answers like the saved one.
 

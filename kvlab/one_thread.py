@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import enumerate as enumerate_threads
 from threading import get_ident
 
-import torch
+from .modes import keeping
 
 ANOTHER = "another thread is in a pass through this cache: wait for it, or make a cache for each thread"
 
@@ -36,12 +36,11 @@ class OneThread:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """RuntimeError while another thread is in here, or in a pass. What is made here can be written into
-        later, whichever of torch's modes is on then."""
+        """`keeping`, and RuntimeError while another thread is in here, or in a pass."""
         outside = not self._inside
         self.enter()
         try:
-            with torch.inference_mode(False), torch.no_grad():
+            with keeping():
                 yield
         finally:
             if outside:

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from ..errors import first_line
 from ..gather import slot_index
+from ..modes import keeping
 from ..parameters import shown
 from .staging import Staging
 
@@ -256,11 +257,11 @@ def checksum(part: Tensor) -> int:
 
 
 @cache
+@keeping()
 def odd(count: int) -> Tensor:
     """Odd numbers of 64 bits, drawn once: a product with one tells a number as well as the number itself."""
-    with torch.inference_mode(False):
-        generator = torch.Generator().manual_seed(1)
-        return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator, device="cpu") | 1
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator, device="cpu") | 1
 
 
 def gather(parts: tuple[Tensor, ...], slots: Tensor | None, into: tuple[Tensor, ...]) -> None:

@@ -49,7 +49,7 @@ class CudaLink(Link):
         has to be woken before the link goes on. The lane waits for it."""
         chosen = slots if slots is None else slots.to(self.device)
         ready, tokens = self._mark(), parts[0].shape[2] if slots is None else slots.shape[2]
-        with torch.inference_mode(False), torch.cuda.device(self.device), torch.cuda.stream(self._inward):
+        with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
             arrived, event = brings(parts, chosen, ready), torch.cuda.Event()
             event.record()
 

@@ -30,12 +30,11 @@ class Staging:
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + -(-size // ALIGN) * ALIGN)
-        with torch.inference_mode(False):  # the link's thread writes into them, which is in no such mode
-            buffer = self._take(starts[-1])
-            return tuple(
-                buffer[start : start + size].view(dtype).view(shape)
-                for start, size, dtype, shape in zip(starts, sizes, dtypes, shapes, strict=False)
-            )
+        buffer = self._take(starts[-1])
+        return tuple(
+            buffer[start : start + size].view(dtype).view(shape)
+            for start, size, dtype, shape in zip(starts, sizes, dtypes, shapes, strict=False)
+        )
 
     def give_back(self, parts: tuple[Tensor, ...]) -> None:
         """The buffer that holds these tensors is free again."""

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..modes import keeping
 from ..parameters import check_bool, check_one_of
 from .exact import Exact, Parts
 from .int import NONFINITE, admit, within
@@ -90,34 +91,34 @@ def _size(x: Tensor) -> Tensor:
 
 
 @cache
+@keeping()
 def levels(head_dim: int, bits: int) -> Tensor:
     """The 2^bits numbers, fp32 and ascending, with the smallest rounding error for a channel of a random
     vector of root mean square 1: each is the mean of the values nearest to it (Lloyd 1982). Density: that of
     a coordinate of a point on a sphere, (1 - x^2 / d)^((d - 3) / 2)."""
     edge = min(math.sqrt(head_dim), 9.0)
-    with torch.inference_mode(False):  # they outlive the pass that asks first
-        ends = torch.linspace(-edge, edge, CELLS + 1, dtype=torch.float64, device="cpu")
-        x = (ends[1:] + ends[:-1]) / 2
-        density = (1 - x.square() / head_dim) ** ((head_dim - 3) / 2)
-        sums = torch.stack([density, density * x])
-        below = torch.cat([sums.new_zeros(2, 1), sums.cumsum(1)], 1)  # of each cell's lower end
-        found = torch.linspace(-0.9, 0.9, 2**bits, dtype=torch.float64, device="cpu") * min(edge, bits)
-        for _ in range(10_000):
-            cuts = (found[1:] + found[:-1]) / 2
-            cell = torch.searchsorted(ends, cuts) - 1
-            part = (cuts - ends[cell]) / (ends[1] - ends[0])
-            at = torch.cat([below[:, :1], below[:, cell] + part * sums[:, cell], below[:, -1:]], 1)
-            mass, moment = at.diff(dim=1)
-            before, found = found, moment / mass
-            if (found - before).abs().max() < 1e-10:
-                break
-        return ((found - found.flip(0)) / 2).float()
+    ends = torch.linspace(-edge, edge, CELLS + 1, dtype=torch.float64, device="cpu")
+    x = (ends[1:] + ends[:-1]) / 2
+    density = (1 - x.square() / head_dim) ** ((head_dim - 3) / 2)
+    sums = torch.stack([density, density * x])
+    below = torch.cat([sums.new_zeros(2, 1), sums.cumsum(1)], 1)  # of each cell's lower end
+    found = torch.linspace(-0.9, 0.9, 2**bits, dtype=torch.float64, device="cpu") * min(edge, bits)
+    for _ in range(10_000):
+        cuts = (found[1:] + found[:-1]) / 2
+        cell = torch.searchsorted(ends, cuts) - 1
+        part = (cuts - ends[cell]) / (ends[1] - ends[0])
+        at = torch.cat([below[:, :1], below[:, cell] + part * sums[:, cell], below[:, -1:]], 1)
+        mass, moment = at.diff(dim=1)
+        before, found = found, moment / mass
+        if (found - before).abs().max() < 1e-10:
+            break
+    return ((found - found.flip(0)) / 2).float()
 
 
 @cache
+@keeping()
 def projection(head_dim: int, device: torch.device, seed: int = 0) -> Tensor:
     """A sketch's matrix S, fp64 `[head_dim, head_dim]`, standard normal: drawn once, for all heads."""
     draw = random.Random(seed)
-    with torch.inference_mode(False):
-        rows = [[draw.gauss(0.0, 1.0) for _ in range(head_dim)] for _ in range(head_dim)]
-        return torch.tensor(rows, dtype=torch.float64, device=device)
+    rows = [[draw.gauss(0.0, 1.0) for _ in range(head_dim)] for _ in range(head_dim)]
+    return torch.tensor(rows, dtype=torch.float64, device=device)

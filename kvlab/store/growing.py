@@ -194,9 +194,9 @@ class GrowingState(State):
         self.filled += count
 
     def reserve(self, tokens: int) -> None:
-        """Make room for more tokens, in buffers that can be written into in any of torch's modes."""
+        """Make room for more tokens."""
         end = self.filled + tokens
-        if end > self.keys[0].shape[2] or self.keys[0].is_inference():
+        if end > self.keys[0].shape[2]:
             self._lengthen(end if self.tight else end + max(LEAST_ROOM, end // 8))
 
     def _lengthen(self, capacity: int) -> None:

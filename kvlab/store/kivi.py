@@ -144,9 +144,9 @@ class KiviState(GrowingState):
         return sorted({tokens, *full, *(end - 1 for end in full)} - {0})
 
     def reserve(self, tokens: int) -> None:
-        """Make room for more tokens in the window, at least until it overflows, as in `Growing`."""
+        """Make room for more tokens in the window, at least until it overflows."""
         end = self.filled + tokens
-        if end <= self.recents[0].shape[2] and not self.recents[0].is_inference():
+        if end <= self.recents[0].shape[2]:
             return
         capacity = max(end, self.recent + self.group)
         self.recents = tuple(with_room(side, capacity) for side in self.window)

@@ -69,8 +69,7 @@ class BlockPool:
             held = len(self.counts)
             size = self.limit or max(held + count - len(self.free), held + held // 2)
             try:
-                with torch.inference_mode(False):  # later passes, in any of torch's modes, write into it
-                    grown = tuple(x.new_zeros((size, x.shape[1], self.block, x.shape[3])) for x in like)
+                grown = tuple(x.new_zeros((size, x.shape[1], self.block, x.shape[3])) for x in like)
             except RuntimeError as error:
                 raise ValueError(f"paged: {size} blocks of {self.block} tokens do not fit here") from error
             for new, old in zip(grown, self.parts, strict=False):

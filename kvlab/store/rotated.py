@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..modes import keeping
 from ..parameters import check_bool, check_kind
 from .exact import Exact, Parts
 from .int import within
@@ -94,12 +95,12 @@ def signs_of(head_dim: int, drawn: bool) -> np.ndarray:
 
 
 @cache
+@keeping()
 def matrix(head_dim: int, signs: bool, device: torch.device) -> Tensor:
     """fp64 `[head_dim, head_dim]`: blocks of H, rows times the channels' signs; entries 1, -1 and 0."""
     size = block(head_dim)
-    with torch.inference_mode(False):  # it outlives the pass that asks first
-        hadamard = torch.ones(1, 1, dtype=torch.float64, device="cpu")
-        while len(hadamard) < size:
-            hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], device="cpu").double(), hadamard)
-        found = torch.block_diag(*[hadamard] * (head_dim // size))
-        return (found * torch.from_numpy(signs_of(head_dim, signs))[:, None]).to(device)
+    hadamard = torch.ones(1, 1, dtype=torch.float64, device="cpu")
+    while len(hadamard) < size:
+        hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], device="cpu").double(), hadamard)
+    found = torch.block_diag(*[hadamard] * (head_dim // size))
+    return (found * torch.from_numpy(signs_of(head_dim, signs))[:, None]).to(device)

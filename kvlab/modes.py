@@ -1,0 +1,24 @@
+"""Modes: what a cache keeps can be read and written in all of torch's modes, whichever it was made in.
+
+A tensor made in `torch.inference_mode` can never be written into outside it, nor be saved for a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """What is made here can be kept. It builds no graph."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def kept(x: Tensor) -> Tensor:
+    """The tensor, or a copy that can be kept; to be called inside `keeping`."""
+    return x.clone() if x.is_inference() else x
