@@ -28,7 +28,7 @@ from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .stats import Stats, stats_of
 from .store import buffer_of
-from .turns import begin, cannot_go_back, end, forget_turns, given_to
+from .turns import begin, cannot_go_back, end, fed_lengths, forget_turns, given_to
 from .visibility import own_positions
 
 
@@ -93,7 +93,8 @@ class KVCache(Bound):
     @property
     def lengths(self) -> list[int]:
         """Real tokens seen, per row."""
-        return self.attending[0].lengths
+        first = self.attending[0]
+        return fed_lengths(first) if first.waits else first.lengths
 
     @property
     def renumbers(self) -> bool:

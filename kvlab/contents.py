@@ -15,10 +15,11 @@ from transformers.cache_utils import CacheLayerMixin
 from .attention import Recorded
 from .devices import entry_of
 from .foreign import NoTensor
-from .models import ModelShape
+from .models import ModelShape, check_outside
 from .models.shape import other_model
 from .ranks import check_splits, rank_of, ranks_of
 from .slots import Slots
+from .turns import end
 from .visibility import Visibility
 
 
@@ -250,10 +251,13 @@ class Contents(NoTensor, CacheLayerMixin):
         return self._numbers(1)
 
     def _numbers(self, side: int) -> Tensor | None:
-        if not self.lengths:
+        if not self.seen:
             return None
         if (cache := self.cache()) is None:
             raise RuntimeError("the cache of this layer is gone: keep the cache itself, not only a layer")
+        if self.waits:
+            check_outside(cache)
+            end(cache)
         if self.model is None:
             raise ValueError(other_model(None))
         with cache.thread.alone():

@@ -201,7 +201,7 @@ class Stepper:
 
     def _refuse(self) -> NoReturn:
         for name, weight in self.model.named_parameters():
-            if not torch.isfinite(weight).all():
+            if not (weight.is_meta or torch.isfinite(weight).all()):  # accelerate has put it elsewhere
                 raise ValueError(f"the model's logits are not finite: weight {name!r} holds NaN or infinity")
         raise ValueError("the model's logits are not finite, though its weights are: try dtype=float32")
 

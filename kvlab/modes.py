@@ -6,7 +6,7 @@ A tensor made in `torch.inference_mode` can never be written into outside it, no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from torch import Tensor
 @contextmanager
 def keeping() -> Iterator[None]:
     """What is made here can be kept. It builds no graph."""
-    with torch.inference_mode(False), torch.no_grad():
+    inside = torch.is_inference_mode_enabled()  # a graph that is exported does without the mode
+    with torch.inference_mode(False) if inside else nullcontext(), torch.no_grad():
         yield
 
 

@@ -158,6 +158,12 @@ def wait(layer, given: Recorded) -> Tensor:
     return of_piece(given, layer.raw.keys, layer.raw.values)
 
 
+def fed_lengths(layer) -> list[int]:
+    """Real tokens of every row in the pieces that wait."""
+    raw = layer.raw
+    return [] if raw is None else raw.visibility.real(len(raw.keys), raw.keys.shape[2], 0)[1]
+
+
 def of_piece(given: Recorded, keys: Tensor, values: Tensor) -> Tensor:
     """The attention of a piece's queries to all keys and values of its prompt so far."""
     positions = given.visibility.positions(keys)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import random
 
+import accelerate
 import pytest
 import torch
 from drawn import FORMS
@@ -176,6 +177,14 @@ def test_logits_that_are_not_finite_are_refused_after_every_pass(spec):
                 stepper.feed(
                     prompt(12 if step == 0 else draw.randint(1, 3), 2, seed), last=draw.random() < 0.5
                 )
+
+
+def test_logits_that_are_not_finite_where_weights_are_elsewhere():
+    model = copy.deepcopy(tiny("llama"))
+    model.lm_head.weight.data[3, 0] = float("nan")
+    accelerate.cpu_offload(model, execution_device="cpu")
+    with pytest.raises(ValueError, match="not finite"):
+        kvlab.decode(model, prompt(9), kvlab.make_cache(model, "full"), 3)
 
 
 def test_padding_may_be_anything():

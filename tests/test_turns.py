@@ -265,6 +265,23 @@ def test_a_keep_that_rereads_takes_one_prompt():
     assert means(held(cache)) == 3 * [10 + 1 + 3]
 
 
+@pytest.mark.parametrize("spec", ["full", "int4", "h2o:budget=0.4", "quest:budget=0.4,page=3,full_layers=1"])
+def test_what_a_cache_in_pieces_says_and_does(spec):
+    """As after one pass: rows, keys, and the repeated rows of a fork."""
+    model, ids, found = tiny("llama"), prompt(21, 2), []
+    for cuts in ([0, 21], [0, 10, 21]):
+        told = []
+        for read in (lambda cache: cache.lengths, lambda cache: cache.attending[0].keys):
+            cache = kvlab.make_cache(model, spec)
+            for start, stop in pairwise(cuts):
+                pass_through(model, cache, ids[:, start:stop], None)
+            told.append(torch.as_tensor(read(cache)))
+            cache.batch_repeat_interleave(2)
+            told.append(pass_through(model, cache, prompt(1, 4), None)[0])
+        found.append(told)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*found, strict=True))
+
+
 def test_pieces_of_one_token_are_refused_in_one_line():
     model = tiny("llama")
     with pytest.raises(ValueError, match=r"^prefill_chunk_size=1.*expected pieces of at least 2") as refused:

@@ -6,6 +6,7 @@ import inspect
 import sys
 import weakref
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from ..foreign import FOREIGN
 from ..interface import expanding
 from . import guest, own_attention
+from .stamp import GLOBAL, HOOKED
 
 NAMES = "cache", "past_key_values"  # of a forward's cache: since transformers 5.24, and before
 _reporting: weakref.WeakSet = weakref.WeakSet()  # bodies that report
@@ -49,6 +51,13 @@ class Hook:
 
     def __reduce__(self):
         return partial, (_say_nothing,)
+
+
+def others_hooks(model) -> list:
+    """Everything that is called before or after a part of the model, except kvlab's hooks."""
+    tables = [vars(part)[name] for part in model.modules() for name in HOOKED]
+    every = chain.from_iterable(map(dict.values, [*tables, *GLOBAL]))
+    return [hook for hook in every if not isinstance(hook, Hook)]
 
 
 class _Begins(Hook):

@@ -6,13 +6,14 @@ import weakref
 from itertools import chain
 
 from torch import Tensor
+from torch.nn import Parameter
 
 PLAIN = int, float, str
 
 
 class Remembered:
     """{model: {key: what was found}}; it keeps no model alive. A model that has changed is asked again: other
-    weights or parts, numbers written into them (not through `.data`), another configuration."""
+    weights or parts, numbers written into them (not through `.data` or numpy), another configuration."""
 
     def __init__(self):
         self._found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> (its state, found)
@@ -40,6 +41,9 @@ def _plain(value):
     return value if isinstance(value, PLAIN) else None
 
 
-def _version(x: Tensor) -> tuple[int, int]:
+def _version(x: Tensor) -> tuple[int, ...]:
     """Of weights that are elsewhere until they are used (accelerate), nothing can be told."""
-    return (0, 0) if x.is_meta else (id(x), 0 if x.is_inference() else x._version)
+    if x.is_meta:
+        return ()
+    place = x.data_ptr() if type(x) in (Tensor, Parameter) else 0  # other kinds may have none
+    return id(x), place, 0 if x.is_inference() else x._version

@@ -11,6 +11,7 @@ from torch.nn.modules import module as of_all
 
 NAMED = ("_parameters", "_buffers", "_modules")  # what a module holds by name
 HOOKED = ("_forward_pre_hooks", "_forward_hooks")
+GLOBAL = of_all._global_forward_pre_hooks, of_all._global_forward_hooks
 
 
 class Stamp:
@@ -25,7 +26,7 @@ class Stamp:
         weights = [vars(module)[name] for module in (model, *inside) for name in NAMED[:2]]
         modules = [vars(module)[name] for module in (model, *inside) for name in NAMED[2:]]
         hooks = [vars(module)[name] for module in inside for name in HOOKED]
-        hooks += [of_all._global_forward_pre_hooks, of_all._global_forward_hooks]
+        hooks += GLOBAL
         self.weights, self.modules, self.hooks = map(_Entries, (weights, modules, hooks))
         self.inside, self.kinds = inside, [type(module) for module in inside]
         self.forwards = [(kind, kind.forward) for kind in dict.fromkeys((type(model), *self.kinds))]

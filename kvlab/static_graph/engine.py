@@ -22,6 +22,7 @@ from torch import Tensor
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
 from ..models import ModelShape, Switch, evaluating, is_latent, layers_of, prepare
+from ..models.passes import others_hooks
 from ..models.stamp import Stamp
 from ..parameters import check_one_of, check_whole
 from ..saved import model_digest
@@ -87,6 +88,7 @@ class StaticGraphEngine:
         self.graphs: dict[int, _Graph] = {}
         self.stamp: Stamp | None = None  # of the model when its graphs were compared with it, and
         self.hooks: list = []  # the hooks on the model itself
+        self.made_of = self._made_of()
         self.lock = threading.RLock()  # a graph has one binding and one set of arrays
         self.switch, self.vocabulary = Switch(model), model.config.get_text_config().vocab_size
         self._graph(1)
@@ -99,7 +101,11 @@ class StaticGraphEngine:
         return self.graphs[width]
 
     def _kept(self, width: int, cache: Path | None) -> _Graph:
-        """The graph of so many tokens in a folder, exported first when it is not there."""
+        """The graph of so many tokens in a folder, exported first when it is not there. One with hooks in it
+        is no other process's: a few tokens would not tell that their hooks are others."""
+        if cache is self.cache and self.made_of[1]:
+            with TemporaryDirectory() as folder:
+                return self._kept(width, Path(folder))
         spec = GraphSpec(self.digest, self.form, width, self.numbers, scales_digest(self.scales))
         path = graph_file(self.model, spec, self.scales, cache)
         made = session(path, self.length, width, self.threads)
@@ -140,12 +146,22 @@ class StaticGraphEngine:
         hooks = [*self.model._forward_pre_hooks.values(), *self.model._forward_hooks.values()]
         if self.stamp is not None and self.stamp.same(self.model) and hooks == self.hooks:
             return
-        for graph in self.graphs.values():
+        made_of = self._made_of()
+        if changed := made_of != self.made_of:
+            self.made_of, self.digest = made_of, model_digest(self.model)
+        for graph in () if changed else self.graphs.values():
             graph.read(weights(self.model))
-        if self._differs(1):
+        if changed or self._differs(1):
             self.graphs.clear()
             self._graph(1)
         self.stamp, self.hooks = Stamp(self.model), hooks
+
+    def _made_of(self) -> tuple:
+        """What a graph is made of that a few tokens may not show: the names of its weights, and what
+        others have hooked into the model, or put in the place of a part's forward."""
+        inside = map(vars, [*self.model.modules()][1:])
+        forwards = [part["forward"] for part in inside if "forward" in part]
+        return weights(self.model).keys(), others_hooks(self.model) + forwards
 
     def _buffers(self) -> KVManager:
         return KVManager(

@@ -22,6 +22,11 @@ def other_weights(model, draw):
         part.weight.mul_(draw.uniform(-3, -1))
 
 
+def weights_exchanged(model, draw):
+    weight = draw.choice(model.model.layers).self_attn.q_proj.weight
+    weight.data = weight.data * draw.uniform(-3, -1)
+
+
 def other_frequencies(model, draw):
     config = copy.deepcopy(model.config)
     config.rope_parameters = config.rope_parameters | {"rope_theta": draw.uniform(10.0, 500.0)}
@@ -45,7 +50,9 @@ def a_layer_less(model, draw):
         block.self_attn.layer_idx = index
 
 
-CHANGES = (other_weights, other_frequencies, frequencies_written, another_scale, a_layer_less)
+CHANGES = (
+    other_weights, weights_exchanged, other_frequencies, frequencies_written, another_scale, a_layer_less,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

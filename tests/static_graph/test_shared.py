@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from tiny import prompt, tiny
+from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
 import kvlab
@@ -189,11 +190,17 @@ CHANGES = {  # what else a model's stamp sees: fast/test_stamp.py
     "hook on the model": lambda model: model.register_forward_hook(
         lambda module, args, out: setattr(out, "logits", -out.logits) or out
     ),
+    "hook on some tokens": lambda model: model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: torch.where((args[0] > 50)[..., None], out * 2, out)
+    ),
     "number": lambda model: [setattr(layer.self_attn, "scaling", 0.9) for layer in model.model.layers],
 }
 
 
-@pytest.mark.parametrize("change, training, chunk", [("hook on the model", False, 4), ("number", True, 1)])
+@pytest.mark.parametrize(
+    "change, training, chunk",
+    [("hook on the model", False, 4), ("hook on some tokens", False, 1), ("number", True, 1)],
+)
 def test_a_graph_is_the_models_own_whatever_its_name_leaves_out(change, training, chunk, tmp_path):
     """Hooks, buffers and numbers are no weights: a graph of the model before, or of another process."""
     model, ids, made = copy.deepcopy(tiny("llama", **SMALL)), prompt(15)[0].tolist(), []
@@ -225,6 +232,34 @@ def test_a_model_may_change_inside_a_text(change):
         assert torch.allclose(found, steppers[1].feed(ids), atol=1e-3)
         if step == 2:
             CHANGES[change](model)
+
+
+class Added(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, weight):
+        return weight + self.more
+
+
+def test_weights_that_came_later():
+    """An adapter that adds nothing at first and is then trained, as PEFT's are."""
+    model, ids = copy.deepcopy(tiny("llama", **SMALL)), prompt(15)[0].tolist()
+    engine, head = StaticGraphEngine(model, S), model.model.layers[1].mlp.up_proj
+    parametrize.register_parametrization(head, "weight", Added(head.weight))
+    for _ in range(2):
+        found = torch.from_numpy(engine.feed(engine.manager(), ids))
+        with torch.no_grad():
+            assert torch.allclose(found, model(torch.tensor([ids])).logits[0], atol=1e-3)
+            head.parametrizations.weight[0].more.normal_()
+
+
+def test_a_hook_that_tells_a_step_from_a_prompt_is_refused():
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out * (1 + (out.shape[1] == 1)))
+    with pytest.raises(ValueError, match="computes other logits"):
+        StaticGraphEngine(model, S)
 
 
 def test_what_torch_cannot_export_is_one_line():
