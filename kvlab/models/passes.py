@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from functools import partial
 from itertools import chain
 
 import torch
@@ -50,7 +49,12 @@ class Hook:
     """A forward hook of kvlab's. In a copy of the model it says nothing: that gets hooks of its own."""
 
     def __reduce__(self):
-        return partial, (_say_nothing,)
+        return Silent, ()
+
+
+class Silent(Hook):
+    def __call__(self, *args) -> None:
+        pass
 
 
 def others_hooks(model) -> list:
@@ -108,7 +112,3 @@ def fed_to(body, args, kwargs) -> tuple:
 
 def _cache_among(args, kwargs):
     return next((value for value in (*args, *kwargs.values()) if hasattr(value, "begin_pass")), None)
-
-
-def _say_nothing(*args) -> None:
-    pass
