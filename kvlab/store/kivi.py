@@ -79,8 +79,8 @@ class Kivi(Growing):
 class KiviState(GrowingState):
     """Codes: keys and values `[batch, kv_heads, written, width]` (V's with their scales), blocks: scale and
     zero point of K `[batch, kv_heads, blocks, head_dim]`. recents: K and V of the window `[batch, kv_heads,
-    capacity, head_dim]`, of which the first `filled` tokens are there; recents_real `[batch, 1, filled]`:
-    which of them are no padding (None: all)."""
+    capacity, head_dim]`, of which the first `filled` tokens are there; recents_real `[batch, 1, capacity]`:
+    which of them are no padding (None: all), true for those to come."""
 
     per_slot = ("recents", "recents_real")  # codes are final: see crop
     per_row = ("keys", "values", "blocks", *GrowingState.per_row)
@@ -103,7 +103,8 @@ class KiviState(GrowingState):
 
     @property
     def spare_bytes(self) -> int:
-        return sum(part[:, :, self.filled :].nbytes for part in self.recents or ())
+        held = [part for part in (*(self.recents or ()), self.recents_real) if part is not None]
+        return sum(part[:, :, self.filled :].nbytes for part in held)
 
     @property
     def written(self) -> int:
@@ -124,11 +125,10 @@ class KiviState(GrowingState):
             self.reserve(tokens)
             for side, new in zip(self.recents, (keys, values), strict=True):
                 side[:, :, self.filled : end] = new
-        if real is not None or self.recents_real is not None:
-            every = keys.new_ones(batch, 1, end, dtype=torch.bool)
-            old = every[:, :, : self.filled] if self.recents_real is None else self.recents_real
-            new = every[:, :, self.filled :] if real is None else real[:, None].to(keys.device)
-            self.recents_real = torch.cat((old, new), 2)
+        if real is not None:
+            if self.recents_real is None:
+                self.recents_real = real.new_ones(batch, 1, self.recents[0].shape[2])
+            self.recents_real[:, 0, self.filled : end] = real
         self.filled = end
         end = self.prompt - self.recent + (self.length - self.prompt) // self.group * self.group
         if end > self.written:
@@ -150,6 +150,9 @@ class KiviState(GrowingState):
             return
         capacity = max(end, self.recent + self.group)
         self.recents = tuple(with_room(side, capacity) for side in self.window)
+        if self.recents_real is not None:
+            more = capacity - self.filled
+            self.recents_real = pad(self.recents_real[:, :, : self.filled], (0, more), value=True)
         self.copies += self.filled
 
     def _admitted(self, form: Int, x: Tensor) -> Tensor:
@@ -187,7 +190,7 @@ class KiviState(GrowingState):
         found = super().contents()
         found["recents"] = self.window
         if self.recents_real is not None:
-            found["recents_real"] = self.recents_real
+            found["recents_real"] = self.recents_real[:, :, : self.filled]
         return found
 
     def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
@@ -218,4 +221,4 @@ class KiviState(GrowingState):
         self.check_crop(length)
         super().crop(length - self.written)
         if self.recents_real is not None:
-            self.recents_real = self.recents_real[:, :, : self.filled]
+            self.recents_real[:, :, self.filled :] = True
