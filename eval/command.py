@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from kvlab import extras
+from kvlab.errors import print_anything
 
 from . import PROGRAM
 from .accuracy.accuracy import Accuracy
@@ -253,6 +254,7 @@ def main(words: list[str] | None = None) -> int:
         os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     out = None
+    print_anything()
     try:
         with terminable():
             working_directory_last()

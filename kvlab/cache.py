@@ -14,7 +14,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from .bound import Bound
 from .devices import check_loaded
 from .foreign import FOREIGN
-from .hybrid import check_no_gaps, forget, moved_by_gaps, refuse_crop, states_of
+from .hybrid import check_batch, check_no_gaps, forget, moved_by_gaps, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer
 from .layers import make_layers
@@ -130,6 +130,7 @@ class KVCache(Bound):
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             if self.gapless:
+                check_batch(len(given_to(body, args, kwargs)[0]), self.lengths)
                 check_no_gaps(
                     self.gapless, fed_to(body, args, kwargs)[1], self.get_seq_length(), self.lengths
                 )
@@ -227,7 +228,10 @@ class KVCache(Bound):
         if torch.compiler.is_dynamo_compiling():
             raise ValueError(FOREIGN)
         if self._began is None:  # transformers asks within a pass, but this one was never announced
-            raise ValueError(other_model(self.model))
+            raise ValueError(
+                f"{other_model(self.model)}; a part of the right one is called as part(...), since "
+                "part.forward(...) tells the cache nothing"
+            )
         if query_length > 1 and self._began and not self.continues:
             self._began = None  # nothing has been written yet
             raise ValueError(forgetful(self.model))
@@ -348,6 +352,7 @@ class KVCache(Bound):
         check_outside(self)
         with self.thread.alone():
             end(self)
+            self._in_order()
             for layer in self.attending:
                 layer.keep.on_top = True
 

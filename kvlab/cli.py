@@ -312,6 +312,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: bad input or an unusable file, 130: Ctrl-C)."""
     words = sys.argv[1:] if argv is None else argv
+    errors.print_anything()
     try:
         if words[:1] == ["eval"]:
             return beside("eval", "command").main(words[1:])

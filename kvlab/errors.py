@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from difflib import get_close_matches
+from io import TextIOWrapper
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal obeys
 
@@ -11,6 +13,13 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 def shown(text: str) -> str:
     """A text from elsewhere, what steers a terminal written out."""
     return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def print_anything() -> None:
+    """What the terminal's encoding lacks is printed as a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def first_line(error: Exception) -> str:

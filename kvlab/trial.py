@@ -100,10 +100,10 @@ def checks(spec: Spec) -> list[Check]:
         return found
     budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
     evicts = any(layer.keep.policy.evicts for layer in make_cache(model, spec).attending)
-    if budget is not None and evicts:  # not one of a fetch
+    if budget is not None and evicts and spec.name not in METHODS:  # not one of a fetch, nor kvlab's own
         found.insert(2, ("budget", lambda: within(model, spec, rows[0], budget)))
     if same := nothing_given_up(spec):
-        found.append((f"{same} is full", lambda: equal(model, same, rows[:1])))
+        found.append((f"{same} is full", lambda: equal(model, same, rows[1:2])))
     return found
 
 

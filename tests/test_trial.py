@@ -74,6 +74,11 @@ def test_the_first_bad_line_names_it(kind, capsys):
         assert code == 1 and bad[0].startswith(f"[!!] {WRONG[kind]}")
 
 
+@pytest.mark.parametrize("method", ["int4", "kivi2", "static:length=100", "quest", "pyramidkv", "h2o"])
+def test_kvlabs_own_methods_pass(method, capsys):
+    assert trial.run(method) == 0, capsys.readouterr().out
+
+
 def test_the_example_of_the_page_passes(tmp_path, monkeypatch, capsys):
     text = Path(__file__).resolve().parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", text, re.DOTALL)

@@ -258,7 +258,7 @@ class Accuracy(Pooled):
         settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
         settings |= {"device_map": read_map(self.device_map)} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
-        files = {task: taskset.rows_digest(task, self.sources) for task in self.tasks}
+        files = {task: taskset.rows_digest(task, self.num_fewshot, self.sources) for task in self.tasks}
         chosen = {task: {"documents": numbers} for task, numbers in self.documents.items()}
         mine = self.mine()
         return [

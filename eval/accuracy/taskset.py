@@ -280,27 +280,23 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         return rows
     file = Path(dict(sources.named).get(name, entry.yaml_path))
     beside = [*file.parent.glob("*.yaml"), *file.parent.glob("*.py")]
-    named = _looked_at(name, sources)[name].config.dataset_kwargs or {}
-    theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
     known = {one.resolve() for one in beside}
-    return [*beside, *(one for one in yamls.stands_on(file) if one not in known), *(rows or theirs)]
+    return [*beside, *(one for one in yamls.stands_on(file) if one not in known), *rows]
 
 
 @cache
-def rows_digest(name: str, sources: Sources = NONE) -> str:
-    """The digest of the files behind a task's numbers, or else of the documents that it reads."""
-    if found := files(name, sources):
+def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> str:
+    """The digest of the files behind a task's numbers, and of the documents that it reads where these are in
+    no file that is named."""
+    found, named = files(name, sources), {AGREEMENT, *local_names(), *(task for task, _ in sources.data)}
+    if name in named:
         return digest(found)
-    documents = _looked_at(name, sources)[name].eval_docs
+    task = _looked_at(name, sources)[name]
+    documents = [*task.eval_docs]
+    if found and (task.get_config("num_fewshot") if num_fewshot is None else num_fewshot):
+        documents += task.fewshot_docs()
     text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-
-
-def _texts(value) -> list[str]:
-    """The texts in a text, list or dictionary."""
-    if isinstance(value, str):
-        return [value]
-    return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
+    return hashlib.sha256((digest(found) * bool(found) + text).encode()).hexdigest()[:DIGITS]
 
 
 def stories() -> list[str]:

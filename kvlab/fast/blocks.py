@@ -51,7 +51,7 @@ class Blocks(Move):
 
     def look(self) -> None:
         """Whether the next step writes a block."""
-        self.due = (self.store.length + 1 - self.store.prompt) % self.store.group == 0
+        self.due = self.store.due(self.store.length + 1) > 0
 
     def tell(self) -> None:
         held = self.store.written, self.store.filled

@@ -17,10 +17,12 @@ from transformers.cache_utils import Cache
 
 from ..attention import attending
 from ..contents import StandIn
+from ..devices import entry_of
 from ..late import Late
 from ..layer import Layer
 from ..models import cache_name
 from ..models.stamp import Stamp
+from ..modes import keeping
 from ..store.growing import GrowingState
 from ..store.kivi import KiviState
 from ..store.static import StaticState
@@ -68,6 +70,7 @@ class Forward(Replaced):
         """Whether this cache's last step was replayed, or captured."""
         return isinstance(self.served.get(cache), Graph)
 
+    @keeping()
     def step_of(self, model, cache) -> Graph | None:
         """The graph of this cache's next step; None where it is eager."""
         if self.stamp is None or not self.stamp.same_step(model):
@@ -114,6 +117,8 @@ def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Move:
         raise Unsuited(f"a store of kind {named} is written by the host")
     if not all(store.begun or [True]):
         raise Unsuited("a row of it has no token yet")
+    if layer.evicts and keep.renumber:
+        raise Unsuited("it renumbers the tokens that it holds")
     if layer.settled or (layer.local is not None and not (layer.in_prompt or layer.evicts)):
         return Appends(layer, slot, count, flag)
     if layer.in_prompt or layer.keep.longest is None or max(layer.rows_held) < min(layer.keep.longest):
@@ -138,7 +143,7 @@ class Graph:
         if rotation.get("rope_type", "default") not in FIXED_ROTARY:
             raise Unsuited("its rotary embedding depends on the text's length")
         self.cache, self.model, self.late = weakref.ref(cache), weakref.ref(model), Late()
-        rows, device = len(cache.lengths), layers[0].store.keys[0].device
+        rows, device = len(cache.lengths), entry_of(model)
         self.ids, self.position = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in "ip")
         self.slots = torch.empty(len(layers), dtype=torch.int32, device=device)
         self.counts, self.flags = self.slots + 1, torch.zeros(len(layers), dtype=torch.bool, device=device)
@@ -220,6 +225,7 @@ class Graph:
         padded = any(length < held for length in self.cache().lengths)
         return not padded or position_ids is not None
 
+    @keeping()
     def step(self, input_ids, position_ids=None, **others):
         """As the model's own forward, for one new token of every row."""
         self.late.tell()

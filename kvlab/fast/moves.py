@@ -260,7 +260,7 @@ class Replaces(Buffered):
     def ready(self) -> bool:
         """See `Appends.ready`."""
         layer = self.layer
-        if not self.still():
+        if not self.still() or layer.settled:
             return False
         if layer.table.moved is self.positions:
             return True

@@ -130,9 +130,13 @@ class KiviState(GrowingState):
                 self.recents_real = real.new_ones(batch, 1, self.recents[0].shape[2])
             self.recents_real[:, 0, self.filled : end] = real
         self.filled = end
-        end = self.prompt - self.recent + (self.length - self.prompt) // self.group * self.group
-        if end > self.written:
-            self._write(end - self.written)
+        if (due := self.due(self.length)) > 0:
+            self._write(due)
+
+    def due(self, length: int) -> int:
+        """Tokens that are written as soon as it holds so many; a crop leaves written ones where they are."""
+        past = (length - self.prompt) // self.group * self.group
+        return self.prompt - self.recent + past - self.written
 
     def ends(self, tokens: int) -> list[int]:
         """Where to split a pass of several tokens, so that it sees the same as one token at a time: before

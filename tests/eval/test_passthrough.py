@@ -35,6 +35,28 @@ def here(tmp_path, monkeypatch, folder):
     return tmp_path
 
 
+WHERE = "dataset_kwargs: {data_files: {test: data/*.jsonl}}", "dataset_path: data", "dataset_name: null"
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_cell_names_the_documents_wherever_they_are(here, where):
+    """By a pattern, in a folder, or in the file that the YAML names."""
+    text = TASK.replace("dataset_path: json\n", "" if "path" in where else "dataset_path: json\n")
+    if "null" not in where:
+        text = text.replace("dataset_kwargs: {data_files: {test: rows.jsonl}}\n", "")
+    (here / "mine.yaml").write_text(f"{text}{where}\n")
+    (here / "data").mkdir()
+    found = set()
+    for label in (0, 1):
+        row = {"facts": "The dog is Otis.", "choices": ["a", "b"], "label": label}
+        for name in ("rows.jsonl", "data/test.jsonl"):
+            (here / name).write_text(json.dumps(row))
+        for known in (taskset._manager, taskset._looked_at, taskset.rows_digest):  # as in another process
+            known.cache_clear()
+        found.add(taskset.rows_digest("mine", 0, taskset.Sources(include=(str(here),))))
+    assert len(found) == 2
+
+
 @pytest.fixture
 def prepared(monkeypatch):
     """What a command line becomes before lm-eval executes it."""

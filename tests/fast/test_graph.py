@@ -2,6 +2,7 @@
 replayed is refused before it is captured. Without a GPU a step's operators are recorded and run again."""
 
 import copy
+import random
 import warnings
 
 import pytest
@@ -143,6 +144,50 @@ def test_forks_copies_and_saves_in_between(spec, tmp_path):
         stepper.feed(torch.arange(2, 8).expand(len(stepper.ids), -1))
 
     same(tiny("llama"), spec, after={4: fork, 8: saved, 11: several, 13: copied, 15: fork})
+
+
+def test_a_prompt_shorter_than_kivis_window():
+    same(tiny("llama"), "kivi4:group=4,recent=33", steps=40)
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=0.4", "tova:budget=0.4", "sinks:budget=0.4", "int8"])
+def test_what_is_held_from_a_step_on_stays(spec):
+    cache, _ = same(tiny("llama"), spec, after={6: lambda stepper: stepper.cache.hold()})
+    assert cache.stats().tokens_held >= 12 + STEPS - 6
+
+
+@pytest.mark.parametrize("name", ["snapkv", "keydiff", "h2o", "random"])
+def test_who_renumbers_decodes_eagerly(name):
+    with pytest.warns(UserWarning, match=r"decodes with the eager engine"):
+        found, _ = decoded(replaying(tiny("llama")), f"{name}:budget=0.4,renumber=true")
+    expected, _ = decoded(tiny("llama"), f"{name}:budget=0.4,renumber=true")
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("steps", range(3, 9))
+def test_a_crop_behind_a_block_writes_it_once(steps):
+    def crop(stepper):
+        stepper.cache.crop(-1)
+        stepper.ids, stepper.mask = stepper.ids[:, :-1], stepper.mask[:, :-1]
+
+    same(tiny("llama"), BLOCKS, after={steps: crop})
+
+
+@pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=20", BLOCKS])
+def test_a_graph_made_in_one_of_torchs_modes_serves_all(spec):
+    seed = random.randrange(10**6)
+    draw, ids = random.Random(seed), torch.randint(2, 90, (2, PROMPT + STEPS))
+    drawn = [draw.choice((torch.no_grad, torch.inference_mode, torch.enable_grad)) for _ in range(STEPS)]
+    found = []
+    for model, modes in ((tiny("llama"), [torch.no_grad] * STEPS), (replaying(tiny("llama")), drawn)):
+        stepper = Stepper(model, kvlab.make_cache(model, spec))
+        stepper.feed(ids[:, :PROMPT])
+        for step, mode in enumerate(modes, PROMPT):
+            with mode():
+                found.append(stepper.feed(ids[:, step : step + 1], last=True))
+    assert model.forward.replays(stepper.cache)
+    for one, other in zip(found[:STEPS], found[STEPS:], strict=True):
+        assert torch.allclose(one, other, atol=1e-3), seed
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
