@@ -173,6 +173,18 @@ def test_padding_that_would_change_a_row_is_refused(name, spec):
         stepper.feed(prompt(3, 2), torch.tensor([[1, 1, 1], [0, 1, 1]]))
 
 
+@pytest.mark.parametrize("name", ["LFM2", "Falcon-H1", "Qwen3-Next", "Llama"])
+def test_a_pass_of_other_rows_loses_nothing(name):
+    model = kvlab.prepare(family(name))
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    stepper.feed(prompt(9, 2))
+    expected = stepper.copied().feed(prompt(1, 2))
+    for rows in (1, 3):
+        with pytest.raises(ValueError, match=f"batch of {rows} rows, but the cache holds 2"), torch.no_grad():
+            model(prompt(1, rows), past_key_values=stepper.cache)
+    assert torch.equal(stepper.feed(prompt(1, 2)), expected)
+
+
 @pytest.mark.parametrize("spec", ["full", "h2o:budget=4", "kvzip:budget=0.5", "topk:budget=4"])
 @pytest.mark.parametrize("name", ["reset", "crop", "hold", "reorder_cache"])
 def test_a_cache_is_not_changed_inside_its_own_pass(spec, name):

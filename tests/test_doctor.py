@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import sys
 from importlib import metadata
+from io import BytesIO, TextIOWrapper
 
 import pytest
 
@@ -105,6 +107,14 @@ ASK = (
     ["doctor", "--model"], ["doctor", "--method"], ["methods"], ["fetch"], ["gate", "--text"], [],
     ["bill", "--device", "H100", "--model"], ["ask", "--question", "Who?", "--context"],
 )  # fmt: skip
+
+
+def test_a_terminal_that_lacks_letters(monkeypatch):
+    with TextIOWrapper(BytesIO(), encoding="ascii") as narrow:
+        monkeypatch.setattr(sys, "stdout", narrow)
+        assert cli.main(["methods"]) == 0
+        narrow.seek(0)
+        assert "adakv" in narrow.read()
 
 
 @pytest.mark.parametrize("seed", range(12))
