@@ -134,6 +134,8 @@ class PaddedCache(Bound):
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
         with self._row_by_row() as done:
             for manager in self.managers:
+                manager.check_crop()
+            for manager in self.managers:
                 manager.crop(-tokens_to_remove)
                 done.append(manager)
             self.columns = max(0, self.columns + tokens_to_remove)

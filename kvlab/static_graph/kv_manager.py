@@ -191,10 +191,14 @@ class KVManager:
         twin.past[:, :, self.used] = self.past[:, :, self.used]
         return twin
 
-    def crop(self, tokens: int) -> None:
-        """Forget the last `tokens` tokens. Raises ValueError when older ones have already left the window."""
+    def check_crop(self) -> None:
+        """ValueError if tokens have already left the window."""
         if self.seen > self.window:
             raise ValueError(f"crop: {self.seen - self.window} tokens have left the window of {self.window}")
+
+    def crop(self, tokens: int) -> None:
+        """Forget the last `tokens` tokens. ValueError as `check_crop` says."""
+        self.check_crop()
         kept = self.rows()[:, :, : max(0, self.seen - tokens)]
         self.start = self.seen = 0
         self.mask[:-1] = -np.inf

@@ -93,4 +93,5 @@ def positions(cache, row: int):
     """Positions held by layer and KV head, without padding; None where layers hold none."""
     if not all(hasattr(layer, "positions") for layer in cache.layers):
         return None
-    return [[[p for p in head if p >= 0] for head in layer.positions[row].tolist()] for layer in cache.layers]
+    real = lambda head: sorted(p for p in head if p >= 0)  # captured steps leave them in any order
+    return [[real(head) for head in layer.positions[row].tolist()] for layer in cache.layers]

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from every import COMPOSED, make
+from fast import replayed
 from tiny import LOSSY, rounds, tiny
 
+import kvlab
 from kvlab.faster import compiled, engine_of, lodger
 from kvlab.finding import METHODS as NAMED
 from kvlab.finding import PROFILED
@@ -55,25 +57,28 @@ METHODS |= {
     "shadowkv": "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
 }
 MORE = {  # further settings of a method, and the models they run on, which take turns with the first
-    "full": [("full", "fp32"), ("full", "compiled"), ("full", "window")],
-    "static": [("static", "fp32")],
-    "int8": [("int8", "fp32"), ("int8", "compiled")],
+    "full": [("full", "fp32"), ("full", "compiled"), ("full", "window"), ("full", "graph")],
+    "static": [("static", "fp32"), ("static", "graph")],
+    "int8": [("int8", "fp32"), ("int8", "compiled"), ("int8:group=4", "graph")],
+    "kivi2": [("kivi2:group=4,recent=6", "graph"), ("kivi2:group=5,recent=3", "graph")],
     "int4": [("int4", "fp32"), ("int4:group=32", "fp32, 96")],
     "fp8": [("fp8", "fp32")],
-    "sinks": [("sinks:budget=0.4,sinks=2,renumber=true", "fp64"), ("sinks:budget=5", "window")],
-    "h2o": [("h2o:budget=0.5,every=3,renumber=true", "fp64"), ("h2o:budget=5", "window")],
+    "sinks": [("sinks:budget=0.4,sinks=2,renumber=true", "fp64"), ("sinks:budget=5", "window"),
+              ("sinks:budget=0.4,sinks=2", "graph")],
+    "h2o": [("h2o:budget=0.5,every=3,renumber=true", "fp64"), ("h2o:budget=5", "window"),
+            ("h2o:budget=0.5", "graph")],
     "snapkv": [
         ("snapkv:budget=0.5,window=3,every=3,chunk=2", "fp64"), ("snapkv:budget=5,window=3", "window"),
         ("snapkv:budget=0.4,window=4,merge=true,chunk=3", "fp64"),
     ],
-    "tova": [("tova:budget=0.4,every=3,renumber=true", "fp64")],
+    "tova": [("tova:budget=0.4,every=3,renumber=true", "fp64"), ("tova:budget=7", "graph")],
     "pyramidkv": [("pyramidkv:budget=0.5,window=4,every=4", "fp64")],
     "adakv": [
         ("adakv:budget=6", "fp64"), ("adakv:of=keydiff,budget=0.5", "fp64"),
         ("adakv:of=h2o,budget=9,safeguard=0.5", "fp64"),
     ],
     "kvzip": [("kvzip:budget=0.5,over=layer", "fp64"), ("kvzip:budget=7,over=head", "fp64")],
-    "keydiff": [("keydiff:budget=0.4,chunk=3,every=2", "fp64")],
+    "keydiff": [("keydiff:budget=0.4,chunk=3,every=2", "fp64"), ("keydiff:budget=0.4", "graph")],
     "keynorm": [("keynorm:budget=7,every=5", "fp64")],
     "expected": [("expected:budget=0.5,sinks=2,future=9,chunk=2", "fp64")],
     "random": [("random:budget=7,every=2,seed=3", "fp64")],
@@ -90,6 +95,7 @@ MODELS = {  # three KV heads, two query heads each -> (family, dtype, what diffe
     "fp32": ("llama", torch.float32, {"head_dim": 32}),  # read by the kernels, and stepped at once
     "fp32, 96": ("llama", torch.float32, {"head_dim": 96}),
     "compiled": ("llama", torch.float32, {"head_dim": 32}),
+    "graph": ("llama", torch.float64, {}),  # captured steps: on a CPU they are recorded (fast/replayed.py)
     "window": ("mistral", torch.float64, {"sliding_window": 7}),
     "padded": ("llama", torch.float32, None),  # its engine computes in fp32
 }
@@ -156,6 +162,19 @@ def _model(kind: str):
     if kind == "compiled" and lodger() is not None:
         model = compiled(copy.deepcopy(model))
         assert engine_of(model) == "compiled"
+    if kind == "graph" and lodger() is not None:
+        model = graphed(model)
+    return model
+
+
+def graphed(model):
+    """A copy of the model whose decode steps are replayed."""
+    from kvlab.fast import graph
+
+    if not torch.cuda.is_available():
+        graph.captured = replayed.captured
+    model = copy.deepcopy(model)
+    model.forward = graph.Forward(kvlab.prepare(model))
     return model
 
 

@@ -39,7 +39,7 @@ ACTIONS = (
     "fork", "reorder", "crop", "reset", "deepcopy", "original", "save", "outlier", "autocast",
     "guest",
 )  # fmt: skip
-WAYS = ("at once", "compiled")  # what else is counted: steps of a layer in one call, and of the compiled body
+WAYS = ("at once", "compiled", "graph")  # what else is counted: a layer's step in one call, a compiled one
 OUTLIERS = (1e-42, 1e-9, -30.0, 447.0, 900.0, -1e4, 7e4, 1e7, -1e30, float("inf"), float("nan"))
 met: Counter = Counter()  # (method, action) -> times
 
@@ -112,6 +112,12 @@ class Machine(RuleBasedStateMachine):
         last = mask[:, pieces[-1]].bool()
         self.check([logits[row][last[row]] for row in range(len(sizes))])
 
+    @property
+    def replays(self) -> bool:
+        """Whether the last step was a captured one."""
+        forward = self.case.model.forward
+        return hasattr(forward, "replays") and forward.replays(self.now.stepper.cache)
+
     def feed(self, data, count: int) -> None:
         ids = self.tokens(data, len(self.now.rows), count)
         layers = self.now.stepper.cache.layers
@@ -122,6 +128,8 @@ class Machine(RuleBasedStateMachine):
             self.meet("at once")
         if count == 1 and engine_of(self.case.model) == "compiled":
             self.meet("compiled")
+        if self.replays:
+            self.meet("graph")
         for row, tokens in zip(self.now.rows, ids.tolist(), strict=True):
             row.passes = (*row.passes, tuple(tokens))
         self.check(list(logits))
@@ -253,6 +261,8 @@ class Machine(RuleBasedStateMachine):
     def same_bytes(self, loaded) -> None:
         """Of what is loaded; of blocks their number, since a copy of the cache may hold some of them, too."""
         found = []
+        if self.replays:  # a captured step leaves an empty slot
+            return
         for cache in (self.now.stepper.cache, loaded):
             tables = [one.store.table.unique() for one in cache.attending if hasattr(one.store, "pool")]
             stats = cache.stats()
