@@ -22,6 +22,7 @@ from .merging import check_merges
 from .models import Switch, bodies_of, check_outside, fed_to, inside, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
+from .modes import keeping
 from .one_thread import OneThread
 from .parameters import check_kind, check_rows
 from .place import Device
@@ -363,7 +364,7 @@ class KVCache(Bound):
                 end(self)
             return stats_of(self)
 
-    @torch.no_grad()
+    @keeping()
     def speculate(self, layer: int, query) -> None:
         """A block passes its input on: `query()` is the query of layer `layer` for it."""
         found = self.layers[layer]

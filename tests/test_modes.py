@@ -6,6 +6,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+from every import LINKED
 from families.models import family
 from families.profiles import profiled
 from tiny import EACH, prompt
@@ -15,7 +16,7 @@ import kvlab
 MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
 NAMES = ("Llama", "OPT", "Gemma 3", "Llama 4")
 WAYS = ("copy", "save", "crop", "reorder", "hold", "turn", "step", "step")  # what is done before a pass
-MANAGED = [spec for spec in EACH if spec != "recompute"]
+MANAGED = [spec for spec in (*EACH, *LINKED) if spec != "recompute"]
 
 
 def changed(cache, how: str, tmp_path, model):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvlab.attention import Recorded, recording
 from kvlab.decode import Stepper
+from kvlab.modes import keeping
 from kvlab.recompute import NoCache
 from kvlab.visibility import Visibility
 
@@ -27,6 +28,7 @@ class Prompt:
     """A prefill that was made without a cache: `layers` holds what every layer's attention was given, `ids`
     and `mask` what was fed."""
 
+    @keeping()
     def __init__(self, model, ids: Tensor, mask: Tensor | None, last: bool):
         """A few rows at a time: activations then stay in the processor's cache."""
         parts, logits = [], []
@@ -47,6 +49,7 @@ class Prompt:
             self._received[index, last] = self.layers[index].received(last)
         return self._received[index, last]
 
+    @keeping()
     def fill(self, cache, clock: Clock) -> None:
         """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""
         for index, (layer, given) in enumerate(zip(cache.layers, self.layers, strict=True)):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..named import named
 from ..parameters import check_fraction_or_count, resolve_budget
-from .base import Keep, prompts
+from .base import Keep
 
 
 @named(
@@ -36,7 +36,7 @@ class LagKV(Keep):
     on all prompts below 5,000 (640) tokens, and nothing is chosen; a quarter of the budget leaves at least
     half of it to the choice, first tokens aside. sinks: first tokens that stay (paper: 16, kvpress: 4).
     Deviation: the paper goes on while decoding; here the prompt is compressed once, as in kvpress. A channel
-    that does not vary in the next block counts as 0. ValueError for a lag longer than the prompt.
+    that does not vary in the next block counts as 0.
     """
 
     lag: float | int = 0.25
@@ -49,16 +49,8 @@ class LagKV(Keep):
         super().__post_init__()
         object.__setattr__(self, "lag", check_fraction_or_count("lag", self.lag))
 
-    def limits(self, layer) -> list[int]:
-        found = super().limits(layer)
-        for limit, tokens in zip(found, prompts(layer), strict=True):
-            self.block(limit, tokens)  # refuses a lag longer than the prompt
-        return found
-
-    def block(self, limit: int, tokens: int) -> int:
-        """Tokens of a block in a row of so many tokens that may hold `limit`."""
-        if isinstance(self.lag, int) and self.lag > tokens:
-            raise ValueError(f"lag={self.lag}: longer than a prompt of {tokens} tokens")
+    def block(self, limit: int) -> int:
+        """Tokens of a block in a row that may hold `limit`."""
         return max(2, resolve_budget(self.lag, limit) or limit)
 
     def parts(self, layer) -> Iterator[tuple[int, Tensor, int, int, int]]:
@@ -66,7 +58,7 @@ class LagKV(Keep):
         next one, tokens of a block). Heads hold different numbers where a window has left some of those that
         stayed, and after adakv."""
         for row, held in enumerate(layer.slot_positions >= 0):
-            lag, counts = self.block(layer.state.limits[row], layer.rows_held[row]), held.sum(-1)
+            lag, counts = self.block(layer.state.limits[row]), held.sum(-1)
             for count in counts.unique().tolist():
                 heads = (counts == count).nonzero()[:, 0]
                 one = heads[0]

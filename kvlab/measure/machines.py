@@ -15,6 +15,7 @@ from ..devices import entry_of
 from ..link import CudaLink, Link, ModelledLink
 from ..models import ModelShape, cache_name
 from ..models.shape import check_model
+from ..modes import keeping
 from ..parameters import check_one_of, check_whole
 from ..store import Static
 from ..visibility import CAUSAL
@@ -87,6 +88,7 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
     return known[tokens, batch]
 
 
+@keeping()
 def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> None:
     """Fill an empty cache with random K and V of `tokens` tokens, the same in every layer, as if a prompt had
     been fed: for timings, where a prefill would only cost time."""

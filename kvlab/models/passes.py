@@ -52,7 +52,9 @@ class Hook:
         return Silent, ()
 
 
-class Silent(Hook):
+class Silent:
+    """What a hook of kvlab's is in a copy of the model."""
+
     def __call__(self, *args) -> None:
         pass
 
@@ -61,7 +63,7 @@ def others_hooks(model) -> list:
     """Everything that is called before or after a part of the model, except kvlab's hooks."""
     tables = [vars(part)[name] for part in model.modules() for name in HOOKED]
     every = chain.from_iterable(map(dict.values, [*tables, *GLOBAL]))
-    return [hook for hook in every if not isinstance(hook, Hook)]
+    return [hook for hook in every if not isinstance(hook, Hook | Silent)]
 
 
 class _Begins(Hook):

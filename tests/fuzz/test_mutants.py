@@ -70,7 +70,7 @@ integers are cut off, not rounded
     reference/test_store.py::test_integers[int8]
 
 kivi writes its window at once
-    store.kivi:KiviState.append
+    store.kivi:KiviState.due
     - self.prompt - self.recent +
     + self.prompt +
     reference/test_store.py::test_kivi[20-kivi2:group=15,recent=5-15-5]
