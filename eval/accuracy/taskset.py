@@ -296,7 +296,8 @@ def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> 
     if found and (task.get_config("num_fewshot") if num_fewshot is None else num_fewshot):
         documents += task.fewshot_docs()
     text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
-    return hashlib.sha256((digest(found) * bool(found) + text).encode()).hexdigest()[:DIGITS]
+    files_too = digest(found) if found else ""
+    return hashlib.sha256((files_too + text).encode()).hexdigest()[:DIGITS]
 
 
 def stories() -> list[str]:

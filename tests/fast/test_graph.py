@@ -9,6 +9,7 @@ import pytest
 import torch
 from families.models import FAMILIES, family
 from fast import replayed
+from fast.replayed import replaying
 from tiny import tiny
 
 import kvlab
@@ -48,12 +49,6 @@ def spec_of(name: str) -> str:
 def on_a_cpu(monkeypatch):
     if not torch.cuda.is_available():
         monkeypatch.setattr(graph, "captured", replayed.captured)
-
-
-def replaying(model):
-    model = copy.deepcopy(model)
-    model.forward = graph.Forward(kvlab.prepare(model))
-    return model
 
 
 def decoded(model, spec, *, rows=2, padded=0, steps=STEPS, after=None):

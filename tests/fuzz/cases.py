@@ -11,7 +11,6 @@ from every import COMPOSED, make
 from fast import replayed
 from tiny import LOSSY, rounds, tiny
 
-import kvlab
 from kvlab.faster import compiled, engine_of, lodger
 from kvlab.finding import METHODS as NAMED
 from kvlab.finding import PROFILED
@@ -163,18 +162,11 @@ def _model(kind: str):
         model = compiled(copy.deepcopy(model))
         assert engine_of(model) == "compiled"
     if kind == "graph" and lodger() is not None:
-        model = graphed(model)
-    return model
+        from kvlab.fast import graph
 
-
-def graphed(model):
-    """A copy of the model whose decode steps are replayed."""
-    from kvlab.fast import graph
-
-    if not torch.cuda.is_available():
-        graph.captured = replayed.captured
-    model = copy.deepcopy(model)
-    model.forward = graph.Forward(kvlab.prepare(model))
+        if not torch.cuda.is_available():
+            graph.captured = replayed.captured
+        model = replayed.replaying(model)
     return model
 
 
