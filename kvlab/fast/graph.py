@@ -33,7 +33,7 @@ from .forward import Replaced, answer
 from .known import GOES_BY, coded, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
-from .suited import Later, Unsuited, check_windows, of_ours
+from .suited import Later, Unsuited, check_answer, check_windows, of_ours
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
 FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
@@ -134,6 +134,7 @@ class Graph:
     """The decode step of one cache, captured. Unsuited, with one line, if it cannot be."""
 
     def __init__(self, model, cache):
+        check_answer(model.config)
         layers = cache.attending
         if any(layer.local is not None for layer in layers):
             check_windows(model)
@@ -286,4 +287,5 @@ class _Layer(StandIn):
     def attend(self, query: Tensor, visibility, *given) -> Tensor:
         if not visibility.known or (visibility.rule is not None) != (self.move.layer.local is not None):
             raise Unsuited("its layers see by a rule of their own")
-        return self.move.attend(query, *self.new, *given)
+        numbers = self.move.layer.in_its_dtype(query, *self.new)
+        return self.move.attend(*numbers, *given).to(query.dtype)

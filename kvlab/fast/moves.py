@@ -158,6 +158,14 @@ class Appends(Buffered):
         near = (self.positions > newest - self.local)[:, :, None]
         return near if self.allowed is None else near & self.allowed
 
+    def still(self) -> bool:
+        """Whether its slots hold the same tokens as well: eager passes may have brought padding."""
+        moved, count = self.layer.table.moved, self.layer.slots
+        if self.positions is None or moved is None:
+            return moved is None and self.positions is None and super().still()
+        known = self.positions[..., :count]
+        return (moved.data_ptr() == known.data_ptr() or moved.equal(known)) and super().still()
+
     def ready(self) -> bool:
         """Whether the next step can be done this way."""
         held_back = self.layer.in_prompt if self.local is not None else not self.layer.settled
@@ -190,12 +198,9 @@ class Replaces(Buffered):
         shape, device = (len(layer.lengths), layer.kv_heads), flag.device
         self.positions = torch.empty(*shape, self.slots, dtype=torch.int32, device=device)
         self.hole = torch.empty(*shape, 1, dtype=torch.long, device=device)
-        self.newest = torch.empty(shape[0], dtype=torch.int32, device=device)
+        self.newest, self.reach = torch.empty(2, shape[0], dtype=torch.int32, device=device)
         sums = torch.empty(*shape, self.slots, dtype=torch.float32, device=device)
         self.sums = sums if self.how == SUM else None
-        self.first, last = may_go(layer)
-        reach = [newest - one for newest, one in zip(layer.lengths, last, strict=True)]
-        self.reach = torch.tensor(reach, dtype=torch.int32, device=device)
         self.asked = torch.ones(shape[0], 1, dtype=torch.bool, device=device)
         self.even = min(layer.rows_held) == layer.slots  # no slot is empty but the one
         self.used = tuple(tuple(part[:, :, : self.slots] for part in parts) for parts in self.buffers)
@@ -208,6 +213,9 @@ class Replaces(Buffered):
         self.positions[..., last] = -1
         self.hole.fill_(last)
         self.newest.copy_(torch.tensor(layer.lengths, device="cpu"))
+        self.first, may = may_go(layer)  # a later turn gives a row another limit
+        reach = [newest - one for newest, one in zip(layer.lengths, may, strict=True)]
+        self.reach.copy_(torch.tensor(reach, device="cpu"))
         if self.sums is not None:
             self.sums[..., :last] = layer.keep.received
             self.sums[..., last] = 0

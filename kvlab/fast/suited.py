@@ -32,6 +32,11 @@ def check(model, stamp: Stamp) -> None:
         raise Unsuited("a hook is on a module of it")
     if any("forward" in vars(module) for module in stamp.inside):
         raise Unsuited("a module of it has a forward of its own")
+    check_answer(config)
+
+
+def check_answer(config) -> None:
+    """Unsuited if a model's configuration asks for an answer that no engine gives."""
     if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
         raise Unsuited("its configuration asks for more than logits")
     if getattr(config, "return_dict", True) is not True:

@@ -39,7 +39,7 @@ class PaddedCache(Bound):
     def __deepcopy__(self, memo) -> PaddedCache:
         memo[id(self)] = twin = PaddedCache(self.engine)
         with self.thread.alone():
-            twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
+            twin.managers, twin.real = [manager.copy() for manager in self.managers], self.real
         twin._filled, twin.fed, twin.broken, twin.spec = list(self._filled), self.fed, self.broken, self.spec
         return twin
 
@@ -51,7 +51,18 @@ class PaddedCache(Bound):
     def reset(self) -> None:
         """Forget everything."""
         with self.thread.alone():
-            self.managers, self.columns, self._filled, self.fed, self.broken = [], 0, [], False, False
+            self.managers, self._filled, self.fed, self.broken = [], [], False, False
+            self.real = torch.ones(0, 0, dtype=torch.bool, device="cpu")  # [batch, tokens seen], else padding
+
+    @property
+    def columns(self) -> int:
+        """Tokens seen, padding included."""
+        return self.real.shape[1]
+
+    def _saw(self, real: Tensor | None, tokens: int) -> None:
+        """The rows were fed so many tokens, of which these are real (None: all)."""
+        new = torch.ones(len(self.managers), tokens, dtype=torch.bool, device="cpu")
+        self.real = torch.cat([self.real, new if real is None else new & real.cpu()], 1)
 
     @contextmanager
     def _row_by_row(self) -> Iterator[list]:
@@ -91,12 +102,13 @@ class PaddedCache(Bound):
                         full[real[row]] = logits
                     logits = full
                 found.append(logits[-logits_to_keep:])
-            self.columns += tokens
+            self._saw(real, tokens)
         return SimpleNamespace(logits=torch.stack(found))
 
     def _open(self, batch: int) -> None:
         if not self.managers:
             self.managers = [self.engine.manager() for _ in range(batch)]
+            self.real = self.real.new_ones(batch, 0)
         if len(self.managers) != batch:
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.managers)}: use reset()")
 
@@ -115,7 +127,8 @@ class PaddedCache(Bound):
                 engine.check_prompt(rows.shape[2])
                 manager.append(engine.written(rows).numpy())
                 done.append(row)
-            self.columns, self._filled = self.columns + keys.shape[2], []
+            self._saw(None if mask is None else mask.bool(), keys.shape[2])
+            self._filled = []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
@@ -125,20 +138,21 @@ class PaddedCache(Bound):
             for row in beam_idx.tolist():
                 rows.append(self.managers[row].copy() if row in taken else self.managers[row])
                 taken.add(row)
-            self.managers = rows
+            self.managers, self.real = rows, self.real[beam_idx.cpu()]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens of every row."""
+        """Forget the last `-tokens_to_remove` tokens of every row, padding included."""
         check_kind("tokens_to_remove", tokens_to_remove, int, "a whole number")
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
         with self._row_by_row() as done:
             for manager in self.managers:
                 manager.check_crop()
-            for manager in self.managers:
-                manager.crop(-tokens_to_remove)
+            left = max(0, self.columns + tokens_to_remove)
+            for manager, real in zip(self.managers, self.real, strict=True):
+                manager.crop(int(real[left:].sum()))
                 done.append(manager)
-            self.columns = max(0, self.columns + tokens_to_remove)
+            self.real = self.real[:, :left]
 
     def stats(self) -> Stats:
         """Bytes allocated by all rows' managers; tokens seen (padding included) and held."""

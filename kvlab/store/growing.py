@@ -115,6 +115,13 @@ class GrowingState(State):
         self.exact = ExactSinks(policy, policy.sinks) if policy.sinks else None
         self.replaced, self.copies, self.filled, self.dtype = 0, 0, 0, torch.float32
 
+    def __deepcopy__(self, memo) -> GrowingState:
+        twin = super().__deepcopy__(memo)
+        twin.beyond = (
+            None if self.beyond is None else self.beyond.clone()
+        )  # captured steps add to it in place
+        return twin
+
     @property
     def length(self) -> int:
         """Slots in use."""

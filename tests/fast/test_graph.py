@@ -141,6 +141,49 @@ def test_forks_copies_and_saves_in_between(spec, tmp_path):
     same(tiny("llama"), spec, after={4: fork, 8: saved, 11: several, 13: copied, 15: fork})
 
 
+@pytest.mark.parametrize("padded", [0, 7])
+@pytest.mark.parametrize(
+    "spec", ["full", "int4", "int8:axis=channel", "snapkv:budget=0.4,window=4", "h2o:budget=0.4"]
+)
+def test_padding_in_a_later_pass_is_seen_by_no_step(spec, padded):
+    def turn(stepper):
+        ids, mask = torch.randint(2, 90, (2, 5), generator=torch.Generator().manual_seed(3)), torch.ones(2, 5)
+        mask[1, :3] = 0
+        stepper.feed(ids, mask.long())
+
+    same(tiny("llama", dtype=torch.float64), spec, padded=padded, after={6: turn}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=0.4", BLOCKS])
+def test_a_prompt_that_was_read_under_autocast(spec):
+    ids, found = torch.randint(2, 90, (2, PROMPT + 6), generator=torch.Generator().manual_seed(2)), []
+    for model in (tiny("llama"), replaying(tiny("llama"))):
+        stepper = Stepper(model, kvlab.make_cache(model, spec))
+        with torch.autocast(model.device.type, torch.bfloat16):
+            stepper.feed(ids[:, :PROMPT])
+        found.append([stepper.feed(one, last=True) for one in ids[:, PROMPT:].split(1, 1)])
+    assert model.forward.replays(stepper.cache)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=0.1, rtol=0)
+
+
+def test_a_copy_counts_what_is_out_of_range_by_itself():
+    _, cache, stepper = begun("int8:axis=channel")
+    twin = copy.deepcopy(cache)
+    before = twin.stats().clipped
+    for token in range(3, 9):
+        stepper.feed(torch.full((1, 1), token))
+    assert twin.stats().clipped == before < cache.stats().clipped
+
+
+def test_a_configuration_that_asks_for_hidden_states_is_answered():
+    model, cache, _ = begun("full")
+    model.config.output_hidden_states = True
+    with pytest.warns(UserWarning, match="asks for more than logits"), torch.no_grad():
+        for _ in range(4):
+            assert model(torch.full((1, 1), 3), past_key_values=cache).hidden_states is not None
+
+
 def test_a_prompt_shorter_than_kivis_window():
     same(tiny("llama"), "kivi4:group=4,recent=33", steps=40)
 

@@ -12,6 +12,8 @@ from tiny import tiny
 import kvlab
 from kvlab.visibility import own_positions
 
+PAD = -1
+
 
 class Turn(tuple):
     """The tokens of a pass that was a later turn."""
@@ -19,10 +21,17 @@ class Turn(tuple):
 
 @dataclass
 class Row:
-    """A row's own text: the pieces of its prompt and the passes after it, as tuples of tokens."""
+    """A row's own text: the pieces of its prompt and the passes after it, as tuples of tokens, `PAD` before
+    those of a pass in which other rows have more."""
 
     pieces: tuple = ()
     passes: tuple = ()
+
+    @property
+    def fed(self) -> tuple:
+        """The passes without padding."""
+        real = (type(part)(token for token in part if token != PAD) for part in self.passes)
+        return tuple(filter(None, real))
 
     @property
     def prompt(self) -> tuple:
@@ -30,7 +39,7 @@ class Row:
 
     @property
     def text(self) -> list[int]:
-        return [token for part in (*self.pieces, *self.passes) for token in part]
+        return [token for part in (*self.pieces, *self.fed) for token in part]
 
     def shorten(self, count: int) -> None:
         """Take the last `count` tokens off its passes."""
@@ -49,12 +58,13 @@ class Alone:
         """(logits `[tokens of the last pass, vocabulary]`, positions by layer and head or None)."""
         if self.case.lossless:
             return self._uncached(row), None
-        key = row.pieces, row.passes
+        passes = row.fed
+        key = row.pieces, passes
         if key not in self.known:
-            before = self.known.pop((row.pieces, row.passes[:-1]), None) if row.passes else None
+            before = self.known.pop((row.pieces, passes[:-1]), None) if passes else None
             stepper = before[0] if before is not None else self._prompt(row)
             logits = before[1] if before is not None else stepper.first
-            for tokens in row.passes[-1:] if before is not None else row.passes:
+            for tokens in passes[-1:] if before is not None else passes:
                 turn, ids = isinstance(tokens, Turn), torch.tensor([tokens])
                 logits = (bare(stepper, self.case.model, ids) if turn else stepper.feed(ids))[0]
                 stepper.cache.stats()  # ends a turn, as `check` does
@@ -76,16 +86,17 @@ class Alone:
             logits = tiny(family, "sdpa", dtype, **changes)(torch.tensor([row.text]), use_cache=False).logits[
                 0
             ]
-        return logits[-len((row.passes or row.pieces)[-1]) :].float()
+        return logits[-len((row.fed or row.pieces)[-1]) :].float()
 
 
-def bare(stepper: kvlab.Stepper, model, ids: torch.Tensor) -> torch.Tensor:
-    """A pass of somebody who does not say what a prompt is; the stepper learns of it."""
-    mask = torch.cat([stepper.mask, torch.ones_like(ids)], 1)
+def bare(stepper: kvlab.Stepper, model, ids: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    """A pass of somebody who does not say what a prompt is; the stepper learns of it. real: its mask."""
+    mask = torch.cat([stepper.mask, torch.ones_like(ids) if real is None else real], 1)
     where = own_positions(mask)[:, -ids.shape[1] :].clamp(min=0)
     with torch.no_grad():
         out = model(ids, attention_mask=mask, position_ids=where, past_key_values=stepper.cache)
     stepper.ids, stepper.mask = torch.cat([stepper.ids, ids], 1), mask
+    stepper.padded = stepper.padded or not bool(mask.all())
     return out.logits
 
 
