@@ -27,12 +27,11 @@ SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)`]*\s+(?=\S)")  # between two sente
 class Rule:
     """One row of the table.
 
-    find: (prompt, document) -> the character before which the prompt is cut, None where there is none. why:
-    in a few words. shots: the context is the examples, so there must be some.
+    find: (prompt, document) -> the character before which the prompt is cut, None where there is none. where:
+    the same in a few words. shots: the context is the examples, so there must be some.
     """
 
     where: str
-    why: str
     find: Callable[[str, dict], int | None]
     shots: bool = False
 
@@ -99,9 +98,8 @@ def gap(text: str, document: dict) -> int | None:
     return text.rfind(sign) + behind if sign in text else None
 
 
-FACTS = Rule('before "\\nQuestion:"', "the facts are the context", before(r"\nQuestion:"))
-EXAMPLES = "before the tested item", "the stem is the query"
-PASSAGE = "after the passage", "earlier turns belong to the question"
+TESTED, SHOTS, PASSAGE = "before the tested item", "after the shots", "after the passage"
+QUESTION = "before the question"
 MAGIC = before(
     r"What (?:is|are all) the special magic", r"Question: Find all variables",
     r"Question: What are the 10 most common", r"Question: Do not provide",
@@ -112,52 +110,40 @@ GIVEN = (  # begins every item of lm-eval's mmlu_llama and of its translations
     "Question: "
 )
 RULES = {  # a regular expression for the whole name of a task -> its cut; the first that fits counts
-    r"(recall|needle|chain)(_em|_many)?|needles_\w+": FACTS,
-    r"piqa": Rule(*EXAMPLES, item("goal", lead="Question: "), shots=True),
-    r"arc_(easy|challenge)": Rule(*EXAMPLES, item("question", lead="Question: "), shots=True),
-    r"openbookqa": Rule(*EXAMPLES, item("question_stem"), shots=True),
-    r"copa": Rule(*EXAMPLES, item("premise", change=lambda text: text.strip()[:-1]), shots=True),
-    r"hellaswag": Rule(
-        "before the tested item", "every ending depends on the last words", item("query"), shots=True
-    ),
-    r"winogrande": Rule(
-        "before the tested item", "its two choices are two contexts with one continuation",
-        gap, shots=True,
-    ),
-    r"rte|sglue_rte": Rule(
-        "after the first sentence", "a premise, then a hypothesis", before(r"\nQuestion:")
-    ),
-    r"boolq": Rule("after the passage", "a natural passage and question", after("passage")),
-    r"lambada(_openai|_standard)?(_mt_\w+)?": Rule(
-        "before the last sentence", "guessable from the passage, not from the sentence", last_sentence
-    ),
-    r"squadv2": Rule(*PASSAGE, after("context")),
-    r"drop": Rule(*PASSAGE, after("passage")),
-    r"race": Rule(*PASSAGE, after("article")),
-    r"coqa": Rule(*PASSAGE, after("story")),
-    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe)": Rule(
-        "before the question", "what begins the answer stays behind the cut", MAGIC
-    ),
-    r"ruler_qa_.*": Rule(
-        "before the question", "what begins the answer stays behind the cut", before(r"(?<=\n\n)Question: ")
-    ),
+    # The facts are the context.
+    r"(recall|needle|chain)(_em|_many)?|needles_\w+": Rule('before "\\nQuestion:"', before(r"\nQuestion:")),
+    # The stem is the query: with hellaswag every ending depends on the last words, and winogrande's two
+    # choices are two contexts with one continuation.
+    r"piqa": Rule(TESTED, item("goal", lead="Question: "), shots=True),
+    r"arc_(easy|challenge)": Rule(TESTED, item("question", lead="Question: "), shots=True),
+    r"openbookqa": Rule(TESTED, item("question_stem"), shots=True),
+    r"copa": Rule(TESTED, item("premise", change=lambda text: text.strip()[:-1]), shots=True),
+    r"hellaswag": Rule(TESTED, item("query"), shots=True),
+    r"winogrande": Rule(TESTED, gap, shots=True),
+    # A premise, then a hypothesis.
+    r"rte|sglue_rte": Rule("after the first sentence", before(r"\nQuestion:")),
+    # A natural passage and question; earlier turns belong to the question.
+    r"boolq|drop": Rule(PASSAGE, after("passage")),
+    r"squadv2": Rule(PASSAGE, after("context")),
+    r"race": Rule(PASSAGE, after("article")),
+    r"coqa": Rule(PASSAGE, after("story")),
+    # Guessable from the passage, not from the sentence.
+    r"lambada(_openai|_standard)?(_mt_\w+)?": Rule("before the last sentence", last_sentence),
+    # What begins the answer stays behind the cut.
+    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe)": Rule(QUESTION, MAGIC),
+    r"ruler_qa_.*": Rule(QUESTION, before(r"(?<=\n\n)Question: ")),
+    # The fixed instruction belongs to the context; those after the text are a control: what is asked is
+    # always the same; with the last ones the context is the examples.
     r"longbench_(narrativeqa|qasper|multifieldqa|hotpotqa|2wikimqa|musique|dureader|qmsum|passage_retrieval).*":
-        Rule("before the question", "the fixed instruction belongs to the context", LONG),
-    r"longbench_(gov_report|multi_news|vcsum|passage_count).*": Rule(
-        "after the text", "a control: what is asked is always the same", after("context")
-    ),
-    r"longbench_(trec|triviaqa|samsum|lsht).*": Rule(
-        "after the examples", "the context is the examples", after("context")
-    ),
-    r"gsm8k.*": Rule("before the problem's last sentence, else the shots", "as KVzip does", last_question),
-    r"mmlu_(\w\w_)?llama_.*": Rule(
-        "after the shots", "all rows share them", item("question", "input_question", lead=GIVEN), shots=True
-    ),
-    r"mmlu_.*continuation": Rule("after the shots", "all rows share them", item("question",
-                                 lead="Question: "), shots=True),
-    r"mmlu(_(?!pro|cot|flan).*)?": Rule(
-        "after the shots", "all rows share them", item("question"), shots=True
-    ),
+        Rule(QUESTION, LONG),
+    r"longbench_(gov_report|multi_news|vcsum|passage_count).*": Rule("after the text", after("context")),
+    r"longbench_(trec|triviaqa|samsum|lsht).*": Rule("after the examples", after("context")),
+    # As KVzip does.
+    r"gsm8k.*": Rule("before the problem's last sentence, else the shots", last_question),
+    # All rows share the shots.
+    r"mmlu_(\w\w_)?llama_.*": Rule(SHOTS, item("question", "input_question", lead=GIVEN), shots=True),
+    r"mmlu_.*continuation": Rule(SHOTS, item("question", lead="Question: "), shots=True),
+    r"mmlu(_(?!pro|cot|flan).*)?": Rule(SHOTS, item("question"), shots=True),
 }  # fmt: skip
 REFUSED = {  # the same -> why there is nothing to cut
     r"prose|wikitext.*|.*perplexity.*": "every token is scored, so nothing is a question",
@@ -182,7 +168,7 @@ def rule_of(task: str, until: str | None = None) -> Rule:
     if until is not None:
         found = before(re.escape(text(task, until)))
         shell = r" (with a backslash; a shell writes a line break as $'\n')" if r"\n" in until else ""
-        return Rule(f"before {until!r}{shell}", "as its user says", found)
+        return Rule(f"before {until!r}{shell}", found)
     for pattern, why in REFUSED.items():
         if re.fullmatch(pattern, task):
             raise Problem(f"task {task}: there is no context to compress before a question: {why}")
