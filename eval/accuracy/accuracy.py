@@ -17,6 +17,7 @@ from ..core.errors import Failed, Problem
 from ..core.measurement import USUAL, Cell, natural, option, rows_at_once
 from ..core.numbers import shown
 from ..core.results import Store
+from ..core.study import arguments
 from . import boundaries, data, kept, settings, taskset, yamls
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .samples import NONE, SHORT, WHOLE
@@ -145,7 +146,7 @@ class Accuracy(Pooled):
     def _check_told(self) -> None:
         """Problem for settings that none of the tasks reads."""
         self._check_names(self.tasks)  # members of groups among them
-        unread = [name for name in self.metadata_arguments if name not in settings.ANYWHERE]
+        unread = [name for name in arguments(self.metadata) if name not in settings.ANYWHERE]
         made = lambda task: (
             task.startswith(settings.MADE) or (not _is_ours(task) and taskset.is_made(task, self.sources))
         )
@@ -170,7 +171,7 @@ class Accuracy(Pooled):
     def _check_names(self, tasks: Collection[str]) -> None:
         """Problem for a name in --metadata that none of these tasks knows."""
         others = [task for task in tasks if not _is_ours(task)]
-        names = [name for name in self.metadata_arguments if name not in settings.ANYWHERE]
+        names = [name for name in arguments(self.metadata) if name not in settings.ANYWHERE]
         settings.check([task for task in tasks if _is_ours(task)], others, names)
 
     def until(self, task: str) -> str | None:
@@ -212,33 +213,23 @@ class Accuracy(Pooled):
             data.rows(f"--data {pair}", file)
             rows.append((task, file))
         self._check_names(tasks)  # before any of them makes its rows
-        metadata = settings.lengths(tasks, self.metadata_arguments)
+        metadata = settings.lengths(tasks, arguments(self.metadata))
         about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
-        settings.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
+        settings.generation(arguments(self.gen_kwargs), "--gen-kwargs")
         in_parts = self.device_map is not None or self.tp
         if self.engine is None:
             self.engine = "eager" if in_parts else self.engine_here()
         if self.engine != "eager" and in_parts:
             raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
-        if unknown := set(self.model_arguments) - {"max_length"}:
+        if unknown := set(arguments(self.model_args)) - {"max_length"}:
             raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")
-        longest = self.model_arguments.get("max_length", 2)
+        longest = arguments(self.model_args).get("max_length", 2)
         if isinstance(longest, bool) or not isinstance(longest, int) or longest < 2:
             raise Problem(f"--model-args max_length={longest}: expected a number of tokens from 2 on")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise Problem("--fewshot-as-multiturn: turns need --apply-chat-template")
-
-    @property
-    def metadata_arguments(self) -> dict:
-        """--metadata as a dictionary."""
-        return taskset.arguments(self.metadata) if self.metadata else {}
-
-    @property
-    def model_arguments(self) -> dict:
-        """--model-args as a dictionary."""
-        return taskset.arguments(self.model_args) if self.model_args else {}
 
     @property
     def prompting(self) -> dict:

@@ -20,12 +20,13 @@ import torch
 from lm_eval._cli.harness import HarnessCLI
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import setup_logging, simple_parse_args_string
+from lm_eval.utils import setup_logging
 
 from kvlab import extras
 from kvlab.errors import nearest
 from kvlab.models import source_of
 
+from ..core import study
 from ..core.errors import Problem
 from . import boundaries, settings, yamls
 from .lm import KVLabLM, identity
@@ -151,7 +152,7 @@ def _tokenizer(given: dict, ours: list[str]) -> dict:
 
 def _dictionary(said) -> dict:
     """Arguments that are a text or a dictionary already."""
-    return simple_parse_args_string(said) if isinstance(said, str) else dict(said or {})
+    return study.arguments(said) if isinstance(said, str) else dict(said or {})
 
 
 def _asked(tasks: list[str]) -> tuple[list[str], list[str]]:

@@ -21,10 +21,10 @@ import numpy as np
 
 from kvlab import extras
 from kvlab.errors import nearest
-from kvlab.parameters import from_json, shown
 
 from ..core.digests import digest
 from ..core.errors import Problem, describe
+from ..core.study import arguments
 from . import boundaries, data, settings, yamls
 from .protocols import FIRST, INSIDE
 
@@ -215,16 +215,6 @@ def prepared(name: str, num_fewshot: int | None, seed: int, sources: Sources = N
         task.set_config(key="generation_kwargs", value=options, update=True)
     task.set_fewshot_seed(seed=seed)
     return task
-
-
-def arguments(text: str) -> dict:
-    """lm-eval's "a=1,b=two", or JSON, as a dictionary. Raises Problem for what is neither."""
-    from lm_eval.utils import simple_parse_args_string
-
-    try:
-        return from_json(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
-    except ValueError as error:
-        raise Problem(f"{shown(text)}: expected name=value,name=value or JSON") from error
 
 
 def metadata(name: str, sources: Sources = NONE) -> dict:

@@ -20,6 +20,7 @@ from kvlab.faster import engine_of
 from kvlab.ranks import added, ranks_of
 
 from ..core.errors import Failed, Problem, describe, no_room
+from ..core.study import arguments
 from . import agreement, samples, taskset
 from .batching import metric_row
 from .kept import Kept
@@ -39,7 +40,7 @@ def setup(settings, report: Callable) -> Callable:
     specs = {spec.text: spec for spec in settings.specs}
     where = {"device": settings.device, "dtype": settings.dtype, "engine": settings.engine}
     where |= {"protocol": settings.protocol, "evict": settings.evict, "context_until": settings.context_until}
-    where |= settings.model_arguments | {"device_map": settings.device_map, "tp": settings.tp}
+    where |= arguments(settings.model_args) | {"device_map": settings.device_map, "tp": settings.tp}
     lm = KVLabLM(settings.model, settings.specs[0], batch_size=settings.batch_size, **where)
     if settings.apply_chat_template and not lm.tokenizer.chat_template:
         raise Problem("--apply-chat-template: this model's tokenizer has no chat template")

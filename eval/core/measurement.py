@@ -241,17 +241,21 @@ class OfMethods(OnModel):
     @cached_property
     def specs(self) -> list:
         """The methods' Specs, read once; by default those of the first wave. A method with a budget that
-        names none is there once for each of `budgets`."""
+        names none is there once for each of `budgets`. Problem for budgets that no method takes."""
         from kvlab.methods import FIRST_WAVE
         from kvlab.spec import parse
 
-        found = []
+        found, taken = [], False
         for spec in (parse(method) for method in self.methods or FIRST_WAVE):
-            if _open(spec):
-                joint = "," if ":" in spec.text else ":"
-                found += [parse(f"{spec.text}{joint}budget={budget}") for budget in self.budgets] or [spec]
-            else:
-                found.append(spec)
+            several = [spec]
+            if self.budgets and "budget" in spec.method.parameters and "budget" not in spec.parameters:
+                joint, taken = "," if ":" in spec.text else ":", True
+                several = [parse(f"{spec.text}{joint}budget={budget}") for budget in self.budgets]
+            found += several
+        if self.budgets and not taken:
+            raise Problem(
+                f"--budgets {' '.join(self.budgets)}: none of the methods has a budget that it does not name"
+            )
         return found
 
     @cached_property
@@ -266,24 +270,13 @@ class OfMethods(OnModel):
     def check(self) -> None:
         super().check()
         from kvlab.finding import METHODS, PROFILED
-        from kvlab.methods import FIRST_WAVE
-        from kvlab.spec import parse
 
-        if self.budgets and not any(_open(parse(method)) for method in self.methods or FIRST_WAVE):
-            raise Problem(
-                f"--budgets {' '.join(self.budgets)}: none of the methods has a budget that it does not name"
-            )
         for spec in self.specs:
             if spec.name in METHODS | PROFILED:  # values that no model could take
                 try:
                     spec.policies()
                 except (TypeError, ValueError) as error:
                     raise Problem(f"method {spec.text!r}: {error}") from error
-
-
-def _open(spec) -> bool:
-    """Does this method have a budget that its text does not name?"""
-    return "budget" in spec.method.parameters and "budget" not in spec.parameters
 
 
 def record(cell: Cell, found: dict, threads: int | None) -> dict:

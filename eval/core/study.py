@@ -105,14 +105,21 @@ def said(run: str, measurements: list, command: str) -> dict:
     return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
 
+def arguments(text: str) -> dict:
+    """lm-eval's "a=1,b=two", or JSON, as a dictionary. Raises Problem for what is neither."""
+    from lm_eval.utils import simple_parse_args_string
+
+    try:
+        return from_json(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
+    except ValueError as error:
+        raise Problem(f"{shown(text)}: expected name=value,name=value or JSON") from error
+
+
 def loaded(given: dict) -> dict:
     """Options in which what lm-eval's --model_args says of a model is said by our own names."""
     if not (text := given.get("model_args")):
         return given
-    from lm_eval.utils import simple_parse_args_string
-
-    rest = from_json(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
-    given = dict(given)
+    rest, given = arguments(text), dict(given)
     for name, ours in LOADED.items():
         if (value := rest.pop(name, None)) is None:
             continue

@@ -14,7 +14,7 @@ import pytest
 from stored import cell
 
 import kvlab
-from eval.accuracy import data, settings, taskset
+from eval.accuracy import data, settings
 from eval.command import main
 from eval.core import study
 from eval.core.cells import parsed
@@ -220,7 +220,7 @@ DEEP = "[" * 200_000 + "]" * 200_000
     lambda file: kvlab.load(device_map=str(file)),
     lambda file: data.rows("--data x", str(file)),
     lambda file: settings.documents(str(file)),
-    lambda file: taskset.arguments('{"a": ' + DEEP + "}"),
+    lambda file: study.arguments('{"a": ' + DEEP + "}"),
     lambda file: study.read(str(file)),
     lambda file: parsed(file.read_bytes()),
 ], ids=["map", "rows", "documents", "arguments", "study", "cell"])  # fmt: skip
