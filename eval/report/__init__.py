@@ -53,8 +53,8 @@ def write(
 
     wanted: the cells that were asked for now, which say what is in the first table (`core.comparable`);
     any_code: cells that other code made are shown as well, marked. against: the method that others are
-    compared with (`full`), or ALL, which prints the tables of every two. form: one of
-    formats.FORMATS, which is written beside the page. Raises Problem where there are no
+    compared with (`full`), or ALL, which prints the tables of every two. form: as
+    --format, written beside the page. Raises Problem where there are no
     cells for a table.
     """
     cells, left_out = comparable(tabled(store.records()), wanted, any_code)

@@ -77,18 +77,12 @@ def print_board(board: tables.Board) -> None:
 
 def pareto(board: tables.Board) -> Figure:
     """Mean accuracy against the bytes held on the device: up and to the left is better."""
-    points = []
-    for method, (value, error) in board.mean.items():
-        if size := board.bytes.get(method):
-            total = size["device_bytes"] + size["host_bytes"]
-            points.append({"method": method, "accuracy": value, "stderr": error, "x": size["device_bytes"]})
-            points[-1]["total"] = total
     with matplotlib.rc_context(plots.SETTINGS):
-        return plots.against_bytes(points, "bytes held on the device")
+        return plots.against_bytes(board.points, "bytes held on the device")
 
 
 def front(board: tables.Board) -> list[str]:
     """Methods that no other beats: at least as accurate with at most as many bytes on the device."""
-    known = {m: (board.bytes[m]["device_bytes"], value) for m, (value, _) in board.mean.items()}
+    known = {point["method"]: (point["x"], point["accuracy"]) for point in board.points}
     best = budgets.front(list(known.values()))
     return [method for method, point in known.items() if point in best]

@@ -16,11 +16,10 @@ from ..accuracy.agreement import DECODED, PROMPT
 from ..accuracy.taskset import AGREEMENT
 from ..core.files import write_file
 from . import paper
-from .plots import SETTINGS, picture
+from .plots import NOBODY, SETTINGS, save
 from .significance import ABOUT, matrix
 from .tables import COLUMNS, Board, headline, sides, together
 
-FORMATS = ("html", "latex", "markdown", "pdf")
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
     "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$",
@@ -92,8 +91,7 @@ def _latex(found: list[Board], figures: list[dict], out: Path) -> Path:
     for one in figures:
         file = one["path"].with_suffix(".pdf")
         with matplotlib.rc_context(SETTINGS):
-            look = {"bbox_inches": "tight", "metadata": {"CreationDate": None}}
-            write_file(file, picture(one["make"](), "pdf", **look))
+            save(one["make"](), file, "pdf", bbox_inches="tight")
         caption = latex(f"{one['title']}. {one['about']}")
         parts.append(
             "\\begin{figure}\n\\centering\n\\includegraphics[width=\\linewidth]{" + file.name + "}\n"
@@ -129,7 +127,7 @@ def _pdf(found: list[Board], figures: list[dict], out: Path) -> Path:
     path = out / "report.pdf"
     makers: list[Callable[[], Figure]] = [lambda one=one: sheet(*one) for one in tables(found)]
     makers += [lambda one=one: captioned(one) for one in figures]
-    with matplotlib.rc_context(SETTINGS), PdfPages(path, metadata={"CreationDate": None}) as pages:
+    with matplotlib.rc_context(SETTINGS), PdfPages(path, metadata=NOBODY["pdf"]) as pages:
         for make in makers:
             pages.savefig(make(), bbox_inches="tight", pad_inches=0.5)
     return path

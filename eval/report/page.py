@@ -80,12 +80,7 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
             }
         )
 
-    points = [
-        {"method": m, "accuracy": value, "stderr": error, **board.bytes[m]}
-        for m, (value, error) in board.mean.items()
-        if m in board.bytes
-    ]
-    found = drawable(board.rows)
+    points, found = board.points, drawable(board.rows)
     if found:  # many points, which lines from budget to budget tell apart
         add(
             "budgets",
@@ -95,15 +90,14 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
             lambda: curves(found),
         )
     elif points:
-        held = [p | {"x": p["device_bytes"], "total": p["device_bytes"] + p["host_bytes"]} for p in points]
         add(
             "accuracy-held",
             "Accuracy against bytes held",
             "Up and left is better. The marker shows the bytes on the device; a dotted line leads to "
             "device and host together.",
-            lambda: plots.against_bytes(held, "bytes held"),
+            lambda: plots.against_bytes(points, "bytes held"),
         )
-        moved = [p | {"x": p["moved_bytes"]} for p in points]
+        moved = [p | {"x": board.bytes[p["method"]]["moved_bytes"], "total": None} for p in points]
         if any(p["x"] for p in moved):
             add(
                 "accuracy-moved",

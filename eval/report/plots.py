@@ -28,7 +28,9 @@ from ..core.files import write_file
 
 SHADES = (0.0, -0.42, 0.4)  # of a colour: as it is, darker, lighter
 FILLS = ("full", "none", "left", "right", "top", "bottom")  # of the mark of one name's several specs
-NOBODY = {"svg": {"Date": None}, "png": {"Software": None}}  # a picture is the same bytes every time
+NOBODY = {  # a picture is the same bytes every time
+    "svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None},
+}  # fmt: skip
 
 
 def looks(methods) -> dict[str, dict]:
@@ -191,19 +193,13 @@ def draw(make, path: Path) -> str:
     return path.with_suffix(".svg").read_text(encoding="utf-8")
 
 
-def picture(figure: Figure, form: str, **how) -> bytes:
-    """A figure's file."""
-    made = io.BytesIO()
-    figure.savefig(made, format=form, **how)
-    return made.getvalue()
-
-
 def save(figure: Figure, stem: Path, *forms: str, dpi: int = 144, **look) -> None:
     """Write a figure as STEM.svg and STEM.png, or in these forms only, the same bytes every time."""
     with matplotlib.rc_context(SETTINGS):
-        for form in forms or NOBODY:
-            made = picture(figure, form, dpi=dpi, metadata=NOBODY[form], **look)
-            write_file(stem.with_suffix(f".{form}"), made)
+        for form in forms or ("svg", "png"):
+            made = io.BytesIO()
+            figure.savefig(made, format=form, dpi=dpi, metadata=NOBODY[form], **look)
+            write_file(stem.with_suffix(f".{form}"), made.getvalue())
 
 
 def for_page(svg: str, name: str, title: str) -> str:

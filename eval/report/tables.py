@@ -59,6 +59,17 @@ class Board:
         return {row["method"] for row in self.speed}
 
     @property
+    def points(self) -> list[dict]:
+        """Methods with a mean accuracy and bytes, which are shares of full's, as `plots.against_bytes` draws
+        them: those on the device, and in all."""
+        return [
+            {"method": method, "accuracy": value, "stderr": error, "x": held["device_bytes"],
+             "total": held["device_bytes"] + held["host_bytes"]}
+            for method, (value, error) in self.mean.items()
+            if (held := self.bytes.get(method))
+        ]  # fmt: skip
+
+    @property
     def asked_again(self) -> dict[str, list[str]]:
         """{method: its `contexts.HEADS`}, where a context is asked several questions."""
         scored = [row for row in self.rows if row["task"] != AGREEMENT]
