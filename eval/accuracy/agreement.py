@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import chain
+from itertools import chain, count
 
 import torch
 from torch import Tensor
@@ -93,13 +93,11 @@ def measure(
     kept = kept or Kept()
     scorer = Scorer(model, caches, batch_size, ids.shape[1])
     scorer.kept, scorer.name = kept, kept.of("agreement", ids.tolist())
-    rows: dict[str, list] = {name: [] for name in specs}
     rows_at_once = math.ceil(len(ids) / math.ceil(len(ids) / min(batch_size, TOKENS_LONG // PROMPT)))
-    parts = ids.to(entry_of(model)).split(rows_at_once)
-    for index, part in enumerate(parts):
-        for method, found in scorer.batch([index], lambda: _batch(scorer, part)).items():  # noqa: B023
-            rows[method].append(found)
-        advance(index + 1, len(parts))
+    parts, done = ids.to(entry_of(model)).split(rows_at_once), count(1)
+    scorer.advance = lambda items: advance(next(done), len(parts))
+    batches = [[index] for index in range(len(parts))]
+    rows = scorer.answered(len(parts), batches, lambda members: _batch(scorer, parts[members[0]]))
     clock = scorer.clock
     clock.stop()
     of_all = clock.total - clock.prepared - sum(clock.own[name] for name in specs)  # prefill and reference
@@ -110,8 +108,8 @@ def measure(
     }
 
 
-def _batch(scorer: Scorer, part: Tensor) -> dict[str, list[list[float]]]:
-    """{method: (top1 of each row, kl of each row)}; who fails is left out. Raises what the reference does."""
+def _batch(scorer: Scorer, part: Tensor) -> dict[str, list[list[list[float]]]]:
+    """{method: one pair, top1 and kl of each row}; who fails is left out. Raises what the reference does."""
     prompt, reference = part[:, : part.shape[1] - DECODED + 1 - TAIL], []
 
     def score(name: str, stepper: Stepper, logits: Tensor) -> list | None:
@@ -124,7 +122,7 @@ def _batch(scorer: Scorer, part: Tensor) -> dict[str, list[list[float]]]:
     rows = scorer.each(scorer.caches, prompt, None, True, score)
     if REFERENCE in scorer.errors:
         raise scorer.errors[REFERENCE]
-    return {name: found for name, found in rows.items() if name != REFERENCE}
+    return {name: [found] for name, found in rows.items() if name != REFERENCE}
 
 
 def _numbers(rows: list[list[list[float]]], meter: Meter, seconds: float) -> dict:

@@ -23,31 +23,25 @@ def continuations(
     per group, a list of (sum of log-probabilities, whether greedy decoding would give it), in the order
     given.
     """
-    answers: dict[str, list] = {name: [None] * len(groups) for name in scorer.caches}
+
+    def compute(members: list[int]) -> dict[str, list]:
+        batch = [groups[index] for index in members]
+
+        def score(name: str, stepper: Stepper, logits: Tensor, rows: list) -> list:
+            return _continue(scorer, name, stepper, logits, [batch[row] for row in rows])
+
+        contexts = None if cuts is None else [cuts[index] for index in members]
+        longest = max(len(target) for _, targets in batch for target in targets)
+        return scorer.prompt([prompt for prompt, _ in batch], score, contexts, longest)
+
     packed = scorer.packed(
         [prompt for prompt, _ in groups],
         cuts,
         rows=lambda index: max(1, len({tuple(targets[:-1]) for targets in groups[index][1]} - {()})),
         steps=lambda index: max(map(len, groups[index][1])),
     )
-    for members in packed:
-        part = [(index, groups[index]) for index in members]
-        batch = [group for _, group in part]
-
-        def score(name: str, stepper: Stepper, logits: Tensor, rows: list, batch=batch) -> list:
-            return _continue(scorer, name, stepper, logits, [batch[row] for row in rows])
-
-        compute = lambda: scorer.prompt(
-            [prompt for prompt, _ in batch],  # noqa: B023
-            score,  # noqa: B023
-            None if cuts is None else [cuts[index] for index in members],  # noqa: B023
-            max(len(target) for _, targets in batch for target in targets),  # noqa: B023
-        )
-        for name, scores in scorer.batch(members, compute).items():
-            for index, found in zip(members, scores, strict=True):
-                answers[name][index] = [tuple(score) for score in found]
-        scorer.advance(sum(len(targets) for _, targets in batch))
-    return {name: answers[name] for name in scorer.caches}
+    size = lambda members: sum(len(groups[index][1]) for index in members)
+    return scorer.answered(len(groups), packed, compute, size)
 
 
 def _continue(scorer: Scorer, name: str, stepper: Stepper, logits: Tensor, batch: list) -> list[list]:

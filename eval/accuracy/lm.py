@@ -311,7 +311,7 @@ class KVLabLM(Texts):
         scores = self._answers("choices", (groups, at), compute, count, disable_tqdm, pieces.values())
         for members, found in zip(contexts.values(), scores, strict=True):
             for (index, _), answer in zip(members, found, strict=True):
-                answers[index] = answer
+                answers[index] = tuple(answer)
         return answers
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False) -> list[float]:

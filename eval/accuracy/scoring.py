@@ -8,7 +8,8 @@ batch size changes no answer: the time, and the bytes that are held and moved, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 
 import torch
@@ -42,7 +43,7 @@ class Scorer:
 
     caches: {method: cache}. Every result is {method: answers}, in the order of the requests; a method
     that fails is dropped and its error kept in `errors`. protocol, evict: see `protocols.py`; `reusing`:
-    {method: what `protocols.reusing` made}. `prefilled` counts the tokens of the prompts, or of their
+    {method: what `reuse.reusing` made}. `prefilled` counts the tokens of the prompts, or of their
     contexts, that went through a prefill, which several methods may share; `contexts` and `tokens` count for
     each method what it was filled from. `clock` knows the seconds of each method and those that all share.
 
@@ -188,10 +189,19 @@ class Scorer:
 
         return self.each(caches, ids, mask, True, go_on)
 
-    def batch(self, members: list[int], compute: Callable[[], dict]) -> dict:
-        """{method: answers} of these requests, kept or computed."""
-        self.members = members
-        return self.kept.batch(self, self.name, members, compute)
+    def answered(self, count: int, batches: Iterable[list[int]], compute: Callable, size=len) -> dict:
+        """{method: its answers to so many requests}. batches: the requests by number, some at a time, for
+        which `compute(members)` gives {method: an answer of each}, unless these are kept. size: members ->
+        how many requests are finished with them."""
+        answers: dict[str, list] = {name: [None] * count for name in self.caches}
+        for members in batches:
+            self.members = members
+            found = self.kept.batch(self, self.name, members, partial(compute, members))
+            for name in found.keys() - self.errors.keys():
+                for index, answer in zip(members, found[name], strict=True):
+                    answers[name][index] = answer
+            self.advance(size(members))
+        return {name: answers[name] for name in self.caches}
 
     def _look(self, name: str, stepper: Stepper, asked: list[list[int]]) -> None:
         """Note which of the sought tokens a compressed cache holds; asked: the places in the batch that every

@@ -18,23 +18,15 @@ def windows(scorer, rows: list[tuple[list[int], list[int]]], prefilled: float = 
     decoded one by one (1.0: one pass, nothing decoded; `recompute` stores nothing and is always
     scored so). An answer is (log-likelihood, is it greedy).
     """
-    answers: dict[str, list] = {name: [None] * len(rows) for name in scorer.caches}
     most = LOGITS / scorer.vocabulary / max(len(inputs) for inputs, _ in rows)
     batch = max(1, min(scorer.batch_size, int(most)))
-    for part in pack(list(enumerate(rows)), lambda item: len(item[1][0]), batch, tokens=TOKENS_LONG):
-        found = scorer.batch([index for index, _ in part], lambda: _part(scorer, part, prefilled))  # noqa: B023
-        for name, scores in found.items():
-            if name in scorer.errors:
-                continue
-            for (index, _), score in zip(part, scores, strict=True):
-                answers[name][index] = tuple(score)
-        scorer.advance(len(part))
-    return {name: answers[name] for name in scorer.caches}
+    parts = pack([*range(len(rows))], lambda index: len(rows[index][0]), batch, tokens=TOKENS_LONG)
+    compute = lambda members: _part(scorer, [rows[index] for index in members], prefilled)
+    return scorer.answered(len(rows), parts, compute)
 
 
-def _part(scorer, part: list, prefilled: float) -> dict[str, list]:
+def _part(scorer, texts: list, prefilled: float) -> dict[str, list]:
     """The answers of a batch."""
-    texts = [row for _, row in part]
     lasting = {name: cache for name, cache in scorer.caches.items() if not cache.recompute}
     passing = {name: cache for name, cache in scorer.caches.items() if cache.recompute}
     found = _window(scorer, lasting, texts, prefilled) | {name: [] for name in passing}

@@ -23,14 +23,12 @@ def generate(
     cuts: tokens of each prompt that are its context. Returns {method: token ids of each prompt}.
     """
     prompts, limit = [choice.prompt for choice in choices], choices[0].limit
-    made: dict[str, list] = {name: [[] for _ in prompts] for name in scorer.caches}
-    for part in scorer.packed(prompts, cuts):
-        texts = [choices[index] for index in part]
-        drafts = [[] for _ in part]  # what another method wrote, for `recompute` to check
 
-        def write(
-            name: str, stepper: Stepper, logits: Tensor, rows: list, texts=texts, drafts=drafts
-        ) -> list:
+    def compute(members: list[int]) -> dict[str, list]:
+        texts = [choices[index] for index in members]
+        drafts = [[] for _ in members]  # what another method wrote, for `recompute` to check
+
+        def write(name: str, stepper: Stepper, logits: Tensor, rows: list) -> list:
             asked = [texts[row] for row in rows]
             if stepper.cache.recompute:
                 return _check(scorer, name, stepper, asked, list(drafts), limit, stop)
@@ -39,13 +37,10 @@ def generate(
                 drafts[row] = tokens
             return found
 
-        contexts = None if cuts is None else [cuts[index] for index in part]
-        compute = lambda: scorer.prompt([one.prompt for one in texts], write, contexts)  # noqa: B023
-        for name, written in scorer.batch(part, compute).items():
-            for index, tokens in zip(part, written, strict=True):
-                made[name][index] = tokens
-        scorer.advance(len(part))
-    return {name: made[name] for name in scorer.caches}
+        contexts = None if cuts is None else [cuts[index] for index in members]
+        return scorer.prompt([one.prompt for one in texts], write, contexts)
+
+    return scorer.answered(len(prompts), scorer.packed(prompts, cuts), compute)
 
 
 def _write(scorer: Scorer, name: str, stepper: Stepper, logits: Tensor, choices: list, limit: int, stop):
