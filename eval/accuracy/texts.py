@@ -118,16 +118,15 @@ class Texts(TemplateLM):
 
     def _warn(self) -> None:
         """Warn the user of lm-eval's own command about truncation; ours shows it in the table."""
+        lines = []
         if self._shortened and self.on_progress is None:
-            count, most = len(self._shortened), self.max_length
-            many = "prompt is" if count == 1 else "prompts are"
-            lost = "loses its" if count == 1 else "lose their"
-            print(f"kvlab: {count} {many} longer than {most} tokens and {lost} beginning", file=sys.stderr)
+            most, count = self.max_length, len(self._shortened)
+            lines.append(f"prompts longer than {most} tokens, which lose their beginning: {count}")
         if self._spanned:
-            text, said = self._spanned[0]
-            count = "1 answer has" if len(self._spanned) == 1 else f"{len(self._spanned)} answers have"
-            told = f"{said!r} after {text[-40:]!r}"
-            print(
-                f"kvlab: {count} no token apart from the context's, so no score (-inf): {told}",
-                file=sys.stderr,
+            (text, said), count = self._spanned[0], len(self._spanned)
+            lines.append(
+                f"answers without a token apart from the context's, which have no score (-inf): {count}, the "
+                f"first {said!r} after {text[-40:]!r}"
             )
+        for line in lines:
+            print(f"kvlab: {line}", file=sys.stderr)

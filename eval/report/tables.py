@@ -144,16 +144,9 @@ class Board:
                 f"{100 * (row['stderr'] or 0):.1f} %"
             )
         for task in self.tasks:
-            if count := max(c.get("shortened") or 0 for c in self.cells if c["task"] == task):
-                said.append(
-                    f"{task}: {count} {'prompt was' if count == 1 else 'prompts were'} longer than the model "
-                    "takes and lost the beginning"
-                )
-            if count := max(c.get("spanned") or 0 for c in self.cells if c["task"] == task):
-                said.append(
-                    f"{task}: {count} {'answer has' if count == 1 else 'answers have'} no token apart from "
-                    "the context's, and no score"
-                )
+            for counted, what in LOST.items():
+                if count := max(c.get(counted) or 0 for c in self.cells if c["task"] == task):
+                    said.append(f"{task}: {what}: {count}")
         low = [m for m in self.methods if self.scored_share.get(m, 1) < HALF]
         if low:
             told = ", ".join(f"{m} ({100 * self.scored_share[m]:.0f} %)" for m in low)
@@ -167,6 +160,10 @@ class Board:
 
 
 OTHER_CODE = "†"
+LOST = {  # what a cell counts that its score has lost
+    "shortened": "prompts longer than the model takes, which lost their beginning",
+    "spanned": "answers without a token apart from the context's, which have no score",
+}
 HALF = 0.5  # share of the slots that a method's score chose, below which its row is marked
 
 

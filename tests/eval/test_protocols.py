@@ -98,7 +98,7 @@ def test_prompts_that_lose_their_beginning_are_counted_and_never_all_of_their_co
     lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=FIRST, max_length=longest)
     lm.loglikelihood(choices(asked, texts), disable_tqdm=True)
     assert lm.prefills()["shortened"] == 1
-    assert f"1 prompt is longer than {longest} tokens and loses its beginning" in capsys.readouterr().err
+    assert f"prompts longer than {longest} tokens, which lose their beginning: 1" in capsys.readouterr().err
     question = len(loaded[1]("\nQuestion: who?").input_ids)
     lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=FIRST, max_length=question)
     with pytest.raises(Problem, match=r"loses its first .* with them its whole context"):
