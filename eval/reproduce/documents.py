@@ -44,6 +44,10 @@ def filled(text: str) -> str:
 
     def written(match: re.Match) -> str:
         name, *arguments = match[2].split()
-        return f"{match[1]}{TABLES[name](*arguments)}\n{match[3]}"
+        try:
+            table = TABLES[name](*arguments)
+        except tables.NotMade as missing:
+            table = str(missing)
+        return f"{match[1]}{table}\n{match[3]}"
 
     return MARKED.sub(written, text)

@@ -15,29 +15,26 @@ from ..report.statistics import paired
 from .collect import read
 
 
-def not_made(command: str) -> str:
-    """The text in place of a table without rows."""
-    return f"Not made yet: `{command}` makes it."
+class NotMade(ValueError):
+    """A study that has not been collected."""
 
 
 def study(name: str) -> list[dict]:
-    """A study's collected rows; none where it has not been collected."""
-    return read(ROOT / "docs" / "results" / f"{name}.json")
+    """A study's collected rows. Raises NotMade where there are none."""
+    if not (rows := read(ROOT / "docs" / "results" / f"{name}.json")):
+        raise NotMade(f"Not made yet: `make reproduce` makes {name}.")
+    return rows
 
 
 def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     """Methods by tasks under both protocols at one budget, as `percent` says them, and their bytes."""
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
-    if not rows:
-        return not_made("make reproduce")
     return markdown(["method"], *paper.accuracy(rows, tasks))
 
 
 def curves(name: str, task: str, protocol: str) -> str:
     """One task under one protocol: methods by budgets, and where the method's own score chose most slots."""
     rows = [row for row in study(name) if row["task"] == task and row["protocol"] == protocol]
-    if not rows:
-        return not_made("make reproduce")
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     cells = [
         (f"`{row['curve']}`", f"{100 * row['budget']:g} %", percent(row)) for row in rows if row["budget"]
@@ -49,8 +46,6 @@ def curves(name: str, task: str, protocol: str) -> str:
 def perplexity(name: str = "perplexity") -> str:
     """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
     rows = study(name)
-    if not rows:
-        return not_made("make reproduce")
     full = {row["model"]: row for row in rows if row["method"] == "full"}
     cells = []
     for row in rows:
@@ -91,7 +86,7 @@ def formats(*names: str) -> str:
     """Formats by the bits that they take in the first study that has them, and by models: what a token costs
     beyond `full`, in nats; of `full` the perplexity."""
     cells, width, last = [], {}, []
-    for rows in filter(None, map(study, names)):
+    for rows in map(study, names):
         full = next(row for row in rows if row["method"] == "full")
         last.append(full)
         for row in rows:
@@ -100,8 +95,6 @@ def formats(*names: str) -> str:
             text = f"perplexity {row['perplexity']:.4g}" if row is full else text
             width.setdefault(row["method"], bits(row, full))
             cells.append((f"`{row['method']}`", row["model"], text))
-    if not cells:
-        return not_made("make reproduce")
     order = sorted(width, key=width.get, reverse=True)
     cells = [(f"`{method}`", "bits a number", f"{width[method]:.3g}") for method in order] + cells
     found = grid(cells, ["bits a number", *(row["model"] for row in last)])
@@ -113,8 +106,6 @@ def costs(name: str, protocol: str, model: str | None = None) -> str:
     """The cost of a context that is asked several questions, under one protocol: for each method the bytes
     held, contexts, tokens prefilled and seconds. Rows made before contexts were counted have dashes."""
     rows = [row for row in study(name) if row["protocol"] == protocol and model in (None, row["model"])]
-    if not rows:
-        return not_made("make reproduce")
     body = [
         [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
     ]
@@ -130,8 +121,6 @@ def crossed(names: str, *by: str) -> str:
     told = [row | {"model": short(row["model"])} for name in names.split("+") for row in study(name)]
     where = dict(one.split("=") for one in by if "=" in one)
     rows = [row for row in told if all(str(row[field]) in (value, "None") for field, value in where.items())]
-    if not rows:
-        return not_made("make reproduce")
     by = tuple(field for field in by if "=" not in field)
     keys = itertools.product(*(dict.fromkeys(row[field] for row in rows) for field in by))
     found, there = scores(rows, by, keys, ", ".join(["{}"] * len(by)))
