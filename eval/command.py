@@ -188,12 +188,14 @@ def work(measurements: list[Measurement], command: str) -> int:
         write_json(store.out / RUN, options)
     try:
         failed = sum(measurement.run(store, show) for measurement in measurements)
-        with seen_enough():
+        try:
             if type(last) in REPORTERS:
                 wanted = [cell for measurement in measurements for cell in measurement.cells()]
                 import_module(REPORTERS[type(last)], __package__).report(last, store, show, wanted)
             if sys.stdout is not None:
                 sys.stdout.flush()  # now, while an error can be told
+        except BrokenPipeError:  # whoever reads our output may leave meanwhile: everything is stored
+            drop_rest()
     finally:
         store.publish()
     if shared:
@@ -235,15 +237,6 @@ def leave_together() -> None:
     if torch.distributed.is_initialized():  # not where every cell was there
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-
-
-@contextlib.contextmanager
-def seen_enough() -> Iterator[None]:
-    """Whoever reads our output may leave meanwhile: everything is stored."""
-    try:
-        yield
-    except BrokenPipeError:
-        drop_rest()
 
 
 def main(words: list[str] | None = None) -> int:

@@ -281,10 +281,9 @@ class OfMethods(OnModel):
 
 def record(cell: Cell, found: dict, threads: int | None) -> dict:
     """A cell as it is stored: names, configuration, the numbers found, and their provenance."""
-    found = dict(found)
-    device, threads = found.pop("device"), found.pop("threads", threads)
-    where = found.get("machine") or machine(device, threads)
-    stands_on = {"versions": versions(), "commit": commit(), "machine": where}
-    stands_on |= {key: found.pop(key) for key in stands_on if key in found}  # where it was made, if elsewhere
+    found = {"versions": versions(), "commit": commit()} | found  # elsewhere they may be others
+    device = found.pop("device")
+    if "machine" not in found:
+        found["machine"] = machine(device, threads)
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {**vars(cell), **found, "made": made, **stands_on}
+    return vars(cell) | found | {"made": made}

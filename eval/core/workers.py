@@ -149,9 +149,8 @@ class Here:
         self._setup = lambda: import_module(maker).setup(options, report)
         self._handler: Callable | None = None
 
-    def finish(self) -> object:
+    def finish(self) -> None:
         self._handler = self._try(self._setup)
-        return "ready"
 
     def ask(self, job) -> object:
         return self._try(self._handler, job)

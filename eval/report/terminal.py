@@ -5,15 +5,18 @@ Columns of the speed table come from `tables.COLUMNS`.
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from .significance import ABOUT, matrix
-from .table import printed
 from .tables import COLUMNS, HALF, Board, headline, sides, united, units
 
 Columns = list[tuple[str, list]]  # (head, a text for every method)
 DASHES = ["–"] * 3
+STYLES = {"▲": "bold", "▼": "dim"}  # of a text with this mark
 LEGEND = {  # of the columns of what it costs, by what a `Board` has
     "bytes": "Bytes: per cent of what full holds.",
     "scored_share": "By score: per cent of the slots held that the score chose, where it is least.",
@@ -125,3 +128,27 @@ def _costs(board: Board, methods: list[str], side: str) -> Columns:
 def _by_score(part: float | None) -> str:
     """The share of the slots held that a method's score chose; marked below half."""
     return "–" if part is None else f"{100 * part:.0f}{'!' if part < HALF else ' '}"
+
+
+def printed(head: list[str], body: list[list[str]], console: Console) -> None:
+    """Print it: as many columns side by side as there is room for, so that nothing is cropped; the others
+    follow below, beside the first one again."""
+    names, *columns = zip(head, *body, strict=True)
+    unlimited = console.options.update(width=10**4)
+    fits = lambda some: Measurement.get(console, unlimited, drawn(some)).maximum <= console.width
+    while columns:
+        count = len(columns)
+        while count > 1 and not fits([names, *columns[:count]]):
+            count -= 1
+        console.print(drawn([names, *columns[:count]]))
+        columns = columns[count:]
+
+
+def drawn(columns: list[tuple[str, ...]]) -> Table:
+    """Columns of texts, each with its title first, the first of them words."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, (head, *_) in enumerate(columns):
+        table.add_column(Text(head), justify="right" if place else "left", no_wrap=True)
+    for line in zip(*(texts for _, *texts in columns), strict=True):
+        table.add_row(*(Text(text, style=STYLES.get(text[-1:], "")) for text in line))
+    return table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 
 from kvlab.measure.host import cores
@@ -16,6 +16,7 @@ from ..core import workers
 from ..core.comparable import SPEED
 from ..core.errors import Failed, Problem
 from ..core.measurement import Cell, natural, option
+from ..core.progress import Bar
 from .baselines import baselines
 
 REPEATS = 2
@@ -160,7 +161,7 @@ class Speed(Pooled):
         def report(job, done: float, total: float) -> None:
             bar.at(f"{context_of(job[0])} tokens", done * self.work(job[0]))
 
-        for done in pool.run(f"{PACKAGE}.speed.on_ray", self, lambda workers: jobs, report):
+        for done in pool.run(f"{PACKAGE}.speed.speed", self, lambda workers: jobs, report):
             if isinstance(done.found, Failed):
                 yield done.job[0], done.found
                 continue
@@ -232,6 +233,13 @@ class Speed(Pooled):
         if (waited := row.get("waited", 0)) > BUSY:
             said = f", too slow: it waited {100 * waited:.0f} % of the time for a core"
         return f"{row['decode_ms']:.2f} ms per token{said}"
+
+
+def setup(settings: Speed, report: Callable) -> Callable:
+    """The handler of an actor of Ray, which has its node for itself: cells of one context -> [(cell, its
+    numbers, or why there are none)]. Methods get processes of their own there, as on one machine."""
+    here = replace(settings, on=None, actors=None, cpus_per_actor=None, gpus_per_actor=None)
+    return lambda cells: list(here.made(list(cells), Bar(here.name, len(cells), len(cells))))
 
 
 @cache

@@ -14,7 +14,7 @@ from eval.core import workers
 from eval.core.errors import Failed
 from eval.core.measurement import Cell
 from eval.report.tables import COLUMNS
-from eval.speed import llama, on_ray, speed, timing
+from eval.speed import llama, speed, timing
 
 
 @pytest.fixture(autouse=True)
@@ -166,4 +166,4 @@ def test_an_actor_makes_the_cells_of_a_context_as_a_machine_does(monkeypatch):
         yield cells[0], self.on
 
     monkeypatch.setattr(speed.Speed, "made", made)
-    assert on_ray.setup(asked, print)((cell,)) == [(cell, None)]
+    assert speed.setup(asked, print)((cell,)) == [(cell, None)]
