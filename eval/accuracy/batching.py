@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -29,17 +30,11 @@ class Meter:
     NAMES = ("device_bytes", "host_bytes", "moved_bytes")
 
     def __init__(self):
-        self.sums, self.row_steps = dict.fromkeys(self.NAMES, 0), 0
-        self.chosen, self.chosen_steps = 0.0, 0
+        self.sums = Counter()  # bytes and shares, each times its steps, and the steps
 
     def add(self, cache, rows: int) -> None:
         stats = cache.stats()
-        for name in self.NAMES:
-            self.sums[name] += int(getattr(stats, name))
-        self.row_steps += rows
-        if stats.scored is not None:
-            self.chosen += stats.scored * rows
-            self.chosen_steps += rows
+        self._count(rows, stats.scored, {name: int(getattr(stats, name)) for name in self.NAMES})
 
     def add_pass(self, before, after, columns: int, steps: Tensor, skipped: Tensor | int = 0) -> None:
         """A pass over `columns` known tokens of every row, in place of decode steps.
@@ -49,32 +44,31 @@ class Meter:
         these another row covers.
         """
         steps, skipped = steps.double(), torch.as_tensor(skipped, dtype=torch.float64)
+        sizes = {}
         for name in self.NAMES:
             first, last = getattr(before, name) / len(steps), getattr(after, name) / len(steps)
             grown = (last - first) / columns * (steps * (steps + 1) - skipped * (skipped + 1)) / 2
-            self.sums[name] += round(float((first * (steps - skipped) + grown).sum()))
-        made = int((steps - skipped).sum())
-        self.row_steps += made
-        if after.scored is not None:
-            self.chosen += after.scored * made
-            self.chosen_steps += made
+            sizes[name] = round(float((first * (steps - skipped) + grown).sum()))
+        self._count(int((steps - skipped).sum()), after.scored, sizes)
+
+    def _count(self, steps: int, scored: float | None, sizes: dict[str, int]) -> None:
+        """So many steps of one row; sizes: the sums of their bytes."""
+        self.sums.update(sizes, row_steps=steps)
+        if scored is not None:
+            self.sums.update(chosen=scored * steps, chosen_steps=steps)
 
     def join(self, other: Meter) -> None:
-        self.row_steps += other.row_steps
-        self.chosen += other.chosen
-        self.chosen_steps += other.chosen_steps
-        for name in self.NAMES:
-            self.sums[name] += other.sums[name]
+        self.sums.update(other.sums)
 
     def means(self) -> dict[str, float]:
         """Mean bytes per row; `row_steps` says over how many rows and steps (0: nothing decoded)."""
-        means = {name: total / max(self.row_steps, 1) for name, total in self.sums.items()}
-        return means | {"row_steps": self.row_steps}
+        steps = self.sums["row_steps"]
+        return {name: self.sums[name] / max(steps, 1) for name in self.NAMES} | {"row_steps": steps}
 
     @property
     def scored(self) -> float | None:
         """The share that the score chose; None where nothing was let go."""
-        return self.chosen / self.chosen_steps if self.chosen_steps else None
+        return self.sums["chosen"] / self.sums["chosen_steps"] if self.sums["chosen_steps"] else None
 
 
 def shares_held(cache, wanted: list[list[int]]) -> list[list[float]]:

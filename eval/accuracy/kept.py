@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -76,7 +77,7 @@ class Kept:
 
 def _taken(work, members: list) -> dict:
     """The sums after a batch."""
-    meters = {name: vars(meter) for name, meter in work.meters.items()}
+    meters = {name: meter.sums for name, meter in work.meters.items()}
     held = {name: [found.get(index) for index in members] for name, found in work.held.items()}
     counted = {"contexts": work.contexts, "tokens": work.tokens}
     clock = {"own": work.clock.own, "shared": work.clock.shared}
@@ -84,8 +85,8 @@ def _taken(work, members: list) -> dict:
 
 
 def _put_back(work, record: dict) -> None:
-    for name, meter in record["meters"].items():
-        vars(work.meters[name]).update(meter)
+    for name, sums in record["meters"].items():
+        work.meters[name].sums = Counter(sums)
     for name, found in record["held"].items():
         work.held.setdefault(name, {}).update(zip(record["members"], found, strict=True))
     for name, counted in record["counted"].items():
