@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvlab.decode import Stepper
 
-from .batching import LOGITS, TAIL, pad_left, pad_right, picked
+from .batching import TAIL, pad_right, picked
 from .scoring import Scorer
 
 
@@ -106,11 +106,7 @@ def _at_once(
 
 def _pass_over(scorer: Scorer, stepper: Stepper, batch: list, rows: list, score: Callable) -> None:
     """`recompute` stores nothing: one pass over context and fed tokens gives every step's logits."""
-    texts = [[*batch[owner][0], *fed] for owner, fed in rows]
-    size = max(1, LOGITS // scorer.vocabulary // max(map(len, texts)))
-    for part in torch.arange(len(rows)).split(size):
-        ids, mask = pad_left([texts[row] for row in part.tolist()], 0, scorer.device)
-        logits = Stepper(scorer.model, stepper.cache).feed(ids, attention_mask=mask)
+    for part, logits in scorer.passes(stepper, [[*batch[owner][0], *fed] for owner, fed in rows]):
         steps = torch.tensor([len(rows[row][1]) for row in part.tolist()])
         for step in range(int(steps.max()) + 1):
             here = (steps >= step).nonzero()[:, 0]

@@ -264,6 +264,14 @@ class Scorer:
             yield first, active, logits
             first = last
 
+    def passes(self, stepper: Stepper, texts: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole texts, in passes of their own, for `recompute`, which stores nothing: the numbers of some,
+        and their logits `[rows, tokens, V]`, padded at the left."""
+        size = max(1, LOGITS // self.vocabulary // max(map(len, texts)))
+        for part in torch.arange(len(texts)).split(size):
+            ids, mask = pad_left([texts[row] for row in part.tolist()], 0, self.device)
+            yield part, Stepper(self.model, stepper.cache).feed(ids, attention_mask=mask)
+
     @staticmethod
     def at_once(stepper: Stepper, starts: Tensor, count: int) -> bool:
         """Whether `known` may be used for so many more tokens; starts `[rows]`: each row's own so far."""

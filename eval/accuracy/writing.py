@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kvlab.decode import Stepper
 
-from .batching import LOGITS, pad_left
 from .choosing import Choice
 from .scoring import Scorer
 
@@ -77,13 +76,9 @@ def _check(scorer: Scorer, name: str, stepper: Stepper, choices: list, drafts: l
     active = list(range(len(choices)))
     while active:
         texts = [[*choices[row].prompt, *made[row], *drafts[row]] for row in active]
-        size = max(1, LOGITS // scorer.vocabulary // max(map(len, texts)))
-        for start in range(0, len(active), size):
-            rows = active[start : start + size]
-            ids, mask = pad_left(texts[start : start + size], 0, scorer.device)
-            logits = Stepper(scorer.model, stepper.cache).feed(ids, attention_mask=mask)
-            scorer.meters[name].add(stepper.cache, len(rows))
-            for row, found in zip(rows, logits, strict=True):
+        for part, logits in scorer.passes(stepper, texts):
+            scorer.meters[name].add(stepper.cache, len(part))
+            for row, found in zip([active[place] for place in part.tolist()], logits, strict=True):
                 draft, drafts[row] = drafts[row], []
                 after = found[len(found) - len(draft) - 1 :]  # [places, V]
                 for place, token in enumerate(after.argmax(-1).tolist()):
