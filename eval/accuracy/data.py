@@ -43,31 +43,23 @@ def rows(asked: str, file: str) -> list[tuple[int, dict]]:
     except ValueError as error:
         why = "this is no text in UTF-8" if isinstance(error, UnicodeError) else str(error)
         raise Problem(f"{asked}: {why}") from error
-    listed = text.lstrip().startswith("[")
-    found = []
+    listed, found = text.lstrip().startswith("["), []
     for line, said in [(1, text)] if listed else enumerate(text.split("\n"), 1):
-        if said.strip():
-            found += [(line, one) for one in objects(asked, line, parsed(asked, line, said), listed)]
+        if not said.strip():
+            continue
+        try:
+            value = from_json(said)
+        except ValueError as error:
+            at, what = line + getattr(error, "lineno", 1) - 1, getattr(error, "msg", error)
+            raise Problem(
+                f"{asked}: line {at}: this is no JSON ({what}); expected an object a line"
+            ) from error
+        for one in value if listed else [value]:
+            if not isinstance(one, dict):
+                raise Problem(f"{asked}: line {line}: expected a JSON object, got {str(one)[:40]!r}")
+            found.append((line, one))
     if not found:
         raise Problem(f"{asked}: this file has no rows: expected a JSON object in every line")
-    return found
-
-
-def parsed(asked: str, line: int, text: str):
-    """What a text that begins in this line says. Raises Problem for what is no JSON."""
-    try:
-        return from_json(text)
-    except ValueError as error:
-        at = line + getattr(error, "lineno", 1) - 1
-        what = getattr(error, "msg", error)
-        raise Problem(f"{asked}: line {at}: this is no JSON ({what}); expected an object a line") from error
-
-
-def objects(asked: str, line: int, value, listed: bool) -> list[dict]:
-    """The object that a value is, or those in it where they are listed. Raises Problem for another."""
-    found = value if listed else [value]
-    if strange := [one for one in found if not isinstance(one, dict)]:
-        raise Problem(f"{asked}: line {line}: expected a JSON object, got {str(strange[0])[:40]!r}")
     return found
 
 
