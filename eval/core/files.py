@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import stat
 import tempfile
-import time
 import uuid
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from kvlab.scratch import written_whole
 from .errors import Problem, one_line
 
 WRITING = ".writing-"  # how the name of a file begins that is tried
-DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
 LOCAL = "file://"
 
 
@@ -65,15 +62,10 @@ class Folder:
         self.path = path
 
     def prepare(self) -> None:
-        """Make the folder and try a file in it; temporary files that are older than a day go, since younger
-        ones may be another run's. Raises OSError when it cannot be written."""
+        """Make the folder and try a file in it. Raises OSError when it cannot be written."""
         self.path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.path, prefix=WRITING):
             pass
-        for left in self.path.glob(".*.json*.*"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > DAY:
-                    left.unlink()
 
     def names(self) -> list[str]:
         """The JSON files, in order."""
