@@ -12,22 +12,11 @@ from matplotlib.figure import Figure
 
 from ..accuracy.accuracy import Accuracy
 from ..accuracy.taskset import AGREEMENT
-from ..core.measurement import Measurement
-from ..core.progress import Show
+from ..core.errors import Failed
+from ..core.measurement import record
+from ..core.progress import Bar
 from ..core.results import Store
 from . import budgets, plots, tables
-
-
-class _Silent(Show):
-    """Prints nothing and remembers what failed."""
-
-    def __init__(self, out: Path):
-        super().__init__(out)
-        self.console.quiet = True
-        self.failures: list[str] = []
-
-    def failed(self, what: str, error) -> None:
-        self.failures.append(f"{what}: {error}")
 
 
 def compare(
@@ -50,13 +39,15 @@ def compare(
             jobs=0,
         )
         wanted.check()
-        store, show = Store(wanted.folder), _Silent(wanted.folder)
+        store, cells = Store(wanted.folder), wanted.cells()
         store.prepare()
+        missing = store.missing(cells)
         with contextlib.redirect_stderr(io.StringIO()):  # the bars of libraries
-            Measurement.run(wanted, store, show)
-        if show.failures:
-            raise ValueError("; ".join(show.failures))
-        return tables.boards([store.load(cell) for cell in wanted.cells()])[0]
+            for cell, found in wanted.made(missing, Bar("", 0, 0.0)) if missing else ():
+                if isinstance(found, Failed):
+                    raise ValueError(f"{wanted.label(cell)}: {found}")
+                store.save(record(cell, found, wanted.threads))
+        return tables.boards([store.load(cell) for cell in cells])[0]
 
 
 def print_board(board: tables.Board) -> None:

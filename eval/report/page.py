@@ -124,7 +124,7 @@ def templates() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    made.filters |= {"share": share, "small": small}
+    made.filters["share"] = share
     return made
 
 
@@ -183,11 +183,6 @@ def definitions(found: list[Board]) -> dict[str, str]:
     return told | {word: text for word, text in DEFINITIONS.items() if there[word]}
 
 
-def small(value: float) -> str:
-    """A number that may be tiny: 0.02271, 6.1e-05, 0."""
-    return "0" if value == 0 else f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
-
-
 def _command(store: Store) -> str | None:
     try:
         return json.loads((store.out / RUN).read_text(encoding="utf-8"))["command"]
@@ -197,21 +192,15 @@ def _command(store: Store) -> str | None:
 
 def _stands_on(board: Board) -> list[tuple[str, str]]:
     """(what, values) of the cells' machines, versions, commits and settings; several when they differ."""
-    seen: dict[str, list[str]] = {}
-
-    def note(what: str, value) -> None:
-        if value is not None and str(value) not in seen.setdefault(what, []):
-            seen[what].append(str(value))
-
+    seen: dict[str, dict[str, None]] = {}
+    settings = ("protocol", "evict", "context_until", "batch_size", "dtype", "limit")
     for cell in board.cells:
         machine = cell["machine"]
-        note("machine", f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB RAM")
-        note("device", machine["device"])
-        note("threads per process", machine["threads"])
-        for name, version in cell["versions"].items():
-            note(name, version)
-        note("commit", cell.get("commit"))
-        for name in ("protocol", "evict", "context_until", "batch_size", "dtype", "limit"):
-            note(name.replace("_", " "), cell["config"].get(name))
-        note("shots", cell.get("shots"))
+        told = {"machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB RAM"}
+        told |= {"device": machine["device"], "threads per process": machine["threads"]}
+        told |= cell["versions"] | {"commit": cell.get("commit")}
+        told |= {name.replace("_", " "): cell["config"].get(name) for name in settings}
+        for what, value in (told | {"shots": cell.get("shots")}).items():
+            if value is not None:
+                seen.setdefault(what, {})[str(value)] = None
     return [(what, "; ".join(values)) for what, values in seen.items()]
