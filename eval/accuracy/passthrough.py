@@ -130,9 +130,7 @@ def _check_cuts(tasks: list[str], folders: list[str], about: dict) -> None:
     boundaries.check_until(until, protocol, tasks)
     if protocol == INSIDE or until is not None:
         return
-    files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]
-    found = [yamls.read(file, f"--tasks {file}") for file in files]
-    named = {yamls.name_of(one) for one in found if "group" not in one}
+    named = {yamls.name_of(one) for one in _in_files(tasks) if "group" not in one}
     strangers = {name for name in (*tasks, *named) if not yamls.is_file(name) and not boundaries.known(name)}
     for name in sorted(strangers - KVLabLM.untils_of_tasks.keys()):
         if name in named or name in TaskManager(include_path=folders).all_subtasks:
@@ -162,14 +160,19 @@ def _asked(tasks: list[str]) -> tuple[list[str], list[str]]:
     return ours, [name for name in tasks if not fnmatch.filter(local, name)]
 
 
+def _in_files(tasks: list[str]) -> list[dict]:
+    """What the YAML files among these names, or patterns, say."""
+    files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]
+    return [yamls.read(file, f"--tasks {file}") for file in files]
+
+
 def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[dict, dict]:
     """({task: the text before which its YAML says to cut}, {task: how many examples come before its items, if
     `shots` are asked for; None: of lm-eval's own ones}), of a user's own tasks, named as files or in these
     folders. Raises Problem for files that are wanted and cannot be used."""
     if len(tasks) == 1 and Path(tasks[0]).is_dir():
         tasks = [f"{tasks[0]}/*.yaml"]
-    files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]
-    found = [yamls.read(file, f"--tasks {file}") for file in files]
+    found = _in_files(tasks)
     index = TaskManager(include_path=folders, include_defaults=False).task_index if folders else {}
     for name in tasks:
         wanted = fnmatch.filter(index, name)
