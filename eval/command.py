@@ -30,7 +30,7 @@ from .accuracy.kept import FOLDER
 from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
-from .core.measurement import Measurement, option
+from .core.measurement import Measurement, flag, option
 from .core.merge import merge
 from .core.progress import LOG, Show
 from .core.results import RUN, Store
@@ -48,7 +48,7 @@ class Report(Measurement):
     name = "report"
     about = "write tables, plots and the page from the results in --out"
 
-    any_code: bool = option("also show cells made by other code, marked", False, action="store_true")
+    any_code: bool = flag("also show cells made by other code, marked")
     against: str = option(
         "method to compare the others with, or all for every pair of methods (default: full)",
         "full",

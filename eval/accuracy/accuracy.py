@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from kvlab.measure.host import cores
@@ -14,7 +15,7 @@ from .. import PACKAGE
 from ..cluster.options import Pooled, pieces
 from ..core import workers
 from ..core.errors import Failed, Problem
-from ..core.measurement import USUAL, Cell, natural, option, rows_at_once
+from ..core.measurement import USUAL, Cell, flag, natural, option, rows_at_once
 from ..core.numbers import shown
 from ..core.results import Store
 from ..core.study import arguments
@@ -70,17 +71,13 @@ class Accuracy(Pooled):
     device_map: str | None = option(
         "spread the model over devices, CPU and disk: auto, or a JSON file {module: device}"
     )
-    tp: bool = option("split the model's heads among the processes of torchrun", False, action="store_true")
+    tp: bool = flag("split the model's heads among the processes of torchrun")
     model_args: str = option("more arguments for the model, such as max_length=TOKENS", "")
     gen_kwargs: str = option("lm-eval's options of generation, such as max_gen_toks=32", "")
-    apply_chat_template: bool = option(
-        "put prompts into the tokenizer's chat template", False, action="store_true"
-    )
+    apply_chat_template: bool = flag("put prompts into the tokenizer's chat template")
     system_instruction: str | None = option("text to put before every prompt", metavar="TEXT")
-    fewshot_as_multiturn: bool = option("give shots as turns of the chat", False, action="store_true")
-    confirm_run_unsafe_code: bool = option(
-        "run programs that the model writes, for tasks that test them", False, action="store_true"
-    )
+    fewshot_as_multiturn: bool = flag("give shots as turns of the chat")
+    confirm_run_unsafe_code: bool = flag("run programs that the model writes, for tasks that test them")
     log_samples: str = option(
         "the record of every document beside the cells: short: question, answer, evidence (default); "
         "whole: its prompt, too; none",
@@ -93,7 +90,7 @@ class Accuracy(Pooled):
         'numbers of the documents to ask, instead of the first: {"TASK": [0, 7]}, or a file of that',
         "",
     )
-    write_out: bool = option("show the first prompt of every task", False, action="store_true")
+    write_out: bool = flag("show the first prompt of every task")
     shard: str | None = option(
         "make the I-th of N parts of the cells, for jobs that share --out", metavar="I/N"
     )
@@ -302,9 +299,6 @@ class Accuracy(Pooled):
         usual = min(2, cores()) if self.small() and not self.tp else 0
         processes = self.jobs if self.jobs is not None else usual
 
-        def jobs(workers: int) -> list:
-            return pieces(whole, workers)
-
         parts: dict[tuple, float] = {}
 
         def report(job, done: int, total: int, doing: str = "") -> None:
@@ -319,7 +313,7 @@ class Accuracy(Pooled):
 
         devices = tuple(self.devices) if len(self.devices) > 1 else ()
         pool = self.pool(self.called) or workers.Local(processes, self.threads, devices)
-        for done in pool.run(self.maker, self, jobs, report):
+        for done in pool.run(self.maker, self, partial(pieces, whole), report):
             task, methods = done.job
             for method in methods:
                 one = done.found if isinstance(done.found, Failed) else done.found[method]

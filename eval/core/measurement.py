@@ -45,6 +45,11 @@ def option(text, default=None, **how):
     return field(default=default, metadata={"help": text, **how})
 
 
+def flag(text):
+    """An option that is on where it is said."""
+    return option(text, False, action="store_true")
+
+
 def natural(text: str) -> int:
     """A whole number of at least 0."""
     if not text.isdecimal():

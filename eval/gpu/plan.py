@@ -16,7 +16,7 @@ from kvlab.measure.host import cores
 from ..core.digests import code_digest, digest
 from ..core.errors import Failed, Problem
 from ..core.files import write_json
-from ..core.measurement import Cell, Measurement, option
+from ..core.measurement import Cell, Measurement, flag, option
 from ..core.results import Store
 from . import precompile
 from .pack import pack
@@ -43,7 +43,7 @@ class Gpu(Measurement):
 
     stages: tuple[str, ...] = option(f"{', '.join(STAGES)} (default: all)", (), many=True, metavar="STAGE")
     minutes: float = option("stop after this many minutes, best parts first", MINUTES, type=float)
-    dry: bool = option("try all stages in small on the CPU, Triton interpreted", False, action="store_true")
+    dry: bool = flag("try all stages in small on the CPU, Triton interpreted")
     pack: Path | None = option(  # noqa: RUF009
         "write a pack for a machine without a network into this folder", type=Path
     )

@@ -10,7 +10,7 @@ from ..accuracy.accuracy import Accuracy
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT
 from ..core.errors import Problem
-from ..core.measurement import Measurement, option
+from ..core.measurement import Measurement, flag, option
 from ..core.results import Store
 from ..studies.measurements import Perplexity
 
@@ -30,11 +30,9 @@ class Reproduce(Measurement):
     name = home = "reproduce"
     about = "run the studies of docs/results whose cells are missing, and collect them"
 
-    collect: bool = option(
-        "copy stored cells into docs/results and the pages, and measure nothing", False, action="store_true"
-    )
+    collect: bool = flag("copy stored cells into docs/results and the pages, and measure nothing")
     studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
-    quick: bool = option("run a few documents each, and collect in --out only", False, action="store_true")
+    quick: bool = flag("run a few documents each, and collect in --out only")
     rows: Path | None = option(  # noqa: RUF009
         "folder of your own files: piqa.jsonl, copa.jsonl, hellaswag.jsonl, lambada.jsonl, wikitext2.txt, "
         "profiles, and GGUF files of models",

@@ -15,7 +15,7 @@ from ..cluster.options import Pooled
 from ..core import workers
 from ..core.comparable import SPEED
 from ..core.errors import Failed, Problem
-from ..core.measurement import Cell, natural, option
+from ..core.measurement import Cell, flag, natural, option
 from ..core.progress import Bar
 from .baselines import baselines
 
@@ -42,9 +42,7 @@ class Speed(Pooled):
         choices=["model", "wide"],
     )
     jobs: int | None = option("worker processes; 0 times in this one", type=natural)
-    allow_noisy: bool = option(
-        "under Ray, let others use the node meanwhile; the cells record it", False, action="store_true"
-    )
+    allow_noisy: bool = flag("under Ray, let others use the node meanwhile; the cells record it")
     engine: str | None = option(
         "engine of kvlab's decode steps (default: graph on a GPU, else eager)",
         choices=["eager", "compiled", "graph"],
