@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,18 +35,10 @@ class Kept:
         self.path, self.found = path, {}
         if path is None or not path.is_file():
             return
-        whole = 0
-        for line in path.read_bytes().splitlines(keepends=True):
-            try:
-                record = json.loads(line)
-                self.found[record["key"]] = record
-            except (ValueError, TypeError, KeyError):
-                break  # it was killed while it wrote this one
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-        with path.open("rb+") as file:
-            file.truncate(whole)
+        data = path.read_bytes()
+        *whole, begun = data.split(b"\n")
+        os.truncate(path, len(data) - len(begun))  # it was killed while it wrote this line
+        self.found = {record["key"]: record for record in map(json.loads, whole)}
 
     def of(self, what: str, asked) -> str:
         """A name for what is asked, as lines have it."""
