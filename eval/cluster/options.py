@@ -24,11 +24,7 @@ def pieces(jobs: list[Job], workers: int) -> list[Job]:
 
 def amount(text: str) -> float:
     """A number of at least 0, parts of one too."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
+    if not 0 <= (value := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return value
 
