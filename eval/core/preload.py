@@ -5,13 +5,10 @@ Imported objects stay, so garbage collection skips them: while they are made, an
 
 import contextlib
 import gc
-import os
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process too, while it imports
 gc.disable()
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["TQDM_DISABLE"] = "1"
 
 import lm_eval.evaluator  # noqa: E402, F401
 import torch  # noqa: E402, F401

@@ -73,7 +73,8 @@ class Store:
     def name(model: str, method: str, task: str, config: dict) -> str:
         """The name of a cell's file."""
         key = hashlib.sha256(json.dumps([model, method, task, config], sort_keys=True).encode()).hexdigest()
-        return f"{_beginning(method, task)}{key[:12]}.json"
+        parts = (re.sub(r"[^A-Za-z0-9.=_+-]+", "_", part)[:60] for part in (method, task) if part)
+        return "--".join([*parts, f"{key[:12]}.json"])
 
     def load(self, wanted) -> dict | None:
         """The finished `Cell` with this very configuration, or None (missing, damaged, changed by hand)."""
@@ -114,8 +115,8 @@ class Store:
             if (cell := self.read(name)) is not None:
                 yield cell
 
-    def write_tables(self, cells: Iterable[dict]) -> tuple[list[dict], list[dict]]:
-        """Write summary.json and speed.json from these cells and return both lists of rows."""
+    def write_tables(self, cells: Iterable[dict]) -> None:
+        """Write summary.json and speed.json from these cells."""
         summary, speed = [], []
         for cell in cells:
             names = {key: cell[key] for key in ("model", "method", "task")}
@@ -129,13 +130,6 @@ class Store:
                 speed += [head | row for row in cell.get("rows", [])]
         write_json(self.out / "summary.json", summary)
         write_json(self.out / "speed.json", speed)
-        return summary, speed
-
-
-def _beginning(method: str, task: str) -> str:
-    """How the name of a cell's file begins."""
-    parts = (re.sub(r"[^A-Za-z0-9.=_+-]+", "_", part)[:60] for part in (method, task) if part)
-    return "".join(f"{part}--" for part in parts)
 
 
 def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict | None:

@@ -43,7 +43,8 @@ class Bench:
     def left_out(self, what: str, error: Exception) -> str:
         """Why there are no numbers of something; an error that spoils the device is raised again."""
         text = str(error).lower()
-        harmless = out_of_memory(error) or "captur" in text or "not permitted" in text
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError)  # on the device, or on the host
+        harmless = full or any(word in text for word in ("out of memory", "captur", "not permitted"))
         if "cuda error" in text and not harmless:
             raise error
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -175,8 +176,3 @@ def spread(times: list[float]) -> dict[str, float]:
     ordered = sorted(times)
     low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
     return {"ms": statistics.median(ordered), "ms_low": low, "ms_high": high, "repeats": len(ordered)}
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on the device or on the host."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in str(error).lower()

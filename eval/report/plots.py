@@ -204,14 +204,11 @@ def save(figure: Figure, stem: Path, *forms: str, dpi: int = 144, **look) -> Non
 
 def for_page(svg: str, name: str, title: str) -> str:
     """An SVG file's text, adapted to a page: unique ids, a title, the reader's colours."""
+    label = f'<title id="{name}-title">{title}</title>'
+    opening = rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title">{label}'
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', _opening(name, title), svg, count=1, flags=re.S)
+    svg = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', opening, svg, count=1, flags=re.S)
     svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
     return re.sub(r"fill: ?#ffffff", "fill: none", svg)
-
-
-def _opening(name: str, title: str) -> str:
-    label = f'<title id="{name}-title">{title}</title>'
-    return rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title">{label}'
