@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -204,24 +203,19 @@ class Speed(Pooled):
                         bar.at(self.label(cell), self.work(cell) * repeat / self.repeats)
                         if cell.method not in about or context > about[cell.method]["longest"]:
                             continue
-                        started = time.perf_counter()
                         try:
-                            one = timed[cell.method].ask(context)
+                            found[cell].append(timed[cell.method].ask(context))
                         except Failed as error:
                             del about[cell.method]
                             yield cell, error
                             continue
-                        found[cell].append(one | {"seconds": time.perf_counter() - started})
                         bar.at(self.label(cell), self.work(cell) * (repeat + 1) / self.repeats)
                 for cell, repeats in found.items():
                     bar.at(self.label(cell), self.work(cell))
                     if cell.method in about and repeats:
                         row = summarize(context, repeats, about[cell.method], bandwidth[0])
-                        seconds = sum(one["seconds"] for one in repeats)
-                        yield (
-                            cell,
-                            {"rows": [row], "seconds": seconds, "device": about[cell.method]["device"]},
-                        )
+                        seconds, device = sum(one["seconds"] for one in repeats), about[cell.method]["device"]
+                        yield cell, {"rows": [row], "seconds": seconds, "device": device}
         finally:
             for worker in timed.values():
                 worker.stop()

@@ -156,7 +156,7 @@ def setup(options: dict, report: Callable) -> Callable:
         wall, busy = time.perf_counter(), time.thread_time()
         found = timed.measure(job)
         wall, busy = time.perf_counter() - wall, time.thread_time() - busy
-        return found | {"waited": max(0.0, 1 - busy / wall) if computes else 0.0}
+        return found | {"seconds": wall, "waited": max(0.0, 1 - busy / wall) if computes else 0.0}
 
     return handle
 
