@@ -262,7 +262,7 @@ def main(words: list[str] | None = None) -> int:
         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
             return 2  # the first process says it for all
         return ended(2, f"error: {one_line(error)}")
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # lm-eval has one of its own for a package that is missing
         if not (line := extras.missing(error)):
             raise
         return ended(2, f"error: {line}")

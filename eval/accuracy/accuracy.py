@@ -13,7 +13,7 @@ from kvlab.measure.host import cores
 
 from .. import PACKAGE
 from ..cluster.options import Pooled, pieces
-from ..core import workers
+from ..core import comparable, workers
 from ..core.errors import Failed, Problem
 from ..core.measurement import USUAL, Cell, flag, natural, option, rows_at_once
 from ..core.numbers import shown
@@ -28,7 +28,6 @@ WORK = {
     "prose": 7.0, "chain": 4.0, "cloze": 3.5, "needle_em": 3.5, "needle": 3.0, "agreement": 2.5,
     "recall": 2.0,
 }  # fmt: skip
-NAMED = 3  # methods of a job that its name says before it counts
 
 
 @dataclass(kw_only=True)
@@ -328,8 +327,7 @@ class Accuracy(Pooled):
     def called(self, job: tuple[str, tuple[str, ...]]) -> str:
         """A job's name, of which Ray's dashboard and logs show one line."""
         task, methods = job
-        told = methods if len(methods) <= NAMED else (*methods[:NAMED], f"{len(methods) - NAMED} more")
-        return f"{', '.join(told)} · {task} · {self.protocol}"
+        return f"{comparable.named(methods)} · {task} · {self.protocol}"
 
     def result(self, found: dict) -> str:
         return shown(found["metrics"][0])

@@ -60,7 +60,7 @@ from .protocols import INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
 from .samples import sought, told
 from .scoring import Scorer
-from .settings import SAMPLING, generation
+from .settings import UNHEARD, generation
 from .texts import Texts
 from .windows import windows
 from .writing import generate
@@ -134,8 +134,6 @@ class KVLabLM(Texts):
         self.context_until = context_until
         self.untils, self.shots = dict(self.untils_of_tasks), dict(self.shots_of_tasks)
         self._ends: list[int | None] = []  # of each request's prompt: the character at which its context ends
-        self._shortened: set[str] = set()  # prompts that lost their beginning, since `use`
-        self._spanned: list[tuple[str, str]] = []  # (context, continuation) without a token of its own, alike
         if pretrained is None or isinstance(pretrained, str):
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
             self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, engine=engine, **where)
@@ -193,7 +191,8 @@ class KVLabLM(Texts):
         self.method, self.meter = method, Meter()
         self._own = self._shared = self._computing = 0.0
         self._contexts = self._tokens = 0
-        self._shortened, self._spanned = set(), []
+        self._shortened: set[str] = set()  # prompts that lost their beginning
+        self._spanned: list[tuple[str, str]] = []  # (context, continuation) without a token of its own
         self.held: dict[str, list[dict]] = {}  # what was held of each prompt's evidence, see `samples.py`
 
     def seconds(self, elapsed: float) -> dict:
@@ -355,9 +354,7 @@ class KVLabLM(Texts):
     def _generate(self, requests: list, ends: list[int | None], hidden: bool) -> list[str]:
         texts = [request.args[0] for request in requests]
         options = normalize_gen_kwargs(requests[0].args[1], default_max_gen_toks=256)
-        if options.get("do_sample"):
-            raise ValueError("do_sample=true: kvlab decodes greedily; expected do_sample=false")
-        generation({k: v for k, v in options.items() if k not in SAMPLING}, "generation_kwargs")
+        generation({k: v for k, v in options.items() if k not in UNHEARD}, "generation_kwargs")
         end = self.eot_token_id
         until = handle_stop_sequences(list(options["until"]), eos=self.tokenizer.decode(end))
         limit = options["max_gen_toks"]

@@ -22,7 +22,6 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
-from kvlab import extras
 from kvlab.errors import nearest
 from kvlab.models import source_of
 
@@ -50,10 +49,6 @@ def run(words: list[str]) -> int:
         command.execute(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except ImportError as error:
-        if line := extras.missing(error):
-            raise Problem(line) from error
-        raise
     finally:
         sys.argv = before
     return 0

@@ -36,7 +36,7 @@ GREEDY = {  # what may be said of how tokens are chosen: what is done anyway
     "num_beams": 1,
     "repetition_penalty": 1,
 }
-SAMPLING = ("do_sample", "temperature", "top_p", "top_k")  # of these the first decides
+UNHEARD = ("temperature", "top_p", "top_k")  # a task may say them: nothing is sampled
 
 
 def check(ours: Collection[str], others: Collection[str], metadata: Iterable[str]) -> None:

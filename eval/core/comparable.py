@@ -10,7 +10,7 @@ model, other code or other data are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
 SIDES = ("protocol", "evict")  # have columns of their own in a table
@@ -107,7 +107,7 @@ def said(unlike: dict[str, dict[str, tuple]]) -> str:
     return "; ".join(f"{named(names)} ({why})" for why, names in groups.items())
 
 
-def named(names: list[str]) -> str:
+def named(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -27,7 +27,6 @@ class Bench:
     """
 
     def __init__(self, dry: bool, say: Callable[[str], None] = lambda line: None):
-        self.dry = dry
         self.device = torch.device("cpu" if dry else "cuda")
         self.on_gpu = not dry
         self.said: list[str] = []
