@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 
 from kvlab.errors import STEERING
 from kvlab.parameters import from_json, shown
@@ -24,6 +25,7 @@ ROW = {"metric": str, "value": NUMBER, "stderr": NUMBER, "n": NUMBER}  # of `met
 
 SAMPLE = ("doc_id", "question", "gold", "answer", "right")  # what every line of samples has
 LINE = {"doc_id": int, "question": str, "right": NUMBER, "choices": list, "evidence": list}
+EVIDENCE = {"tokens": list, "held": list}
 
 
 def written(cell: dict) -> bytes:
@@ -40,39 +42,34 @@ def parsed(data: bytes) -> dict:
     """A cell from its file's content. Raises ValueError for what is damaged, or is no cell."""
     cell = from_json(data.decode("utf-8"))
     _look_through(cell)
-    if not isinstance(cell, dict) or any(field not in cell for field in FIELDS):
-        raise ValueError("it is not a complete cell")
+    _check("it", cell, FIELDS, KINDS)
     total = cell.pop(SUM, None)
     if total is not None and total != digest(cell):
         raise ValueError("its content is not what was written")
-    _check(cell, KINDS)
     for row in cell.get("metrics", ()):
-        if not isinstance(row, dict):
-            raise ValueError(f"metrics holds {str(row)[:20]} in the place of a row")
-        if missing := [name for name in ROW if name not in row]:
-            raise ValueError(f"a row of metrics has no {missing[0]}")
-        _check(row, ROW)
+        _check("a row of metrics", row, ROW, ROW)
     return cell
 
 
 def check_sample(line) -> None:
     """ValueError for what is no line of samples (`eval/accuracy/samples.py`)."""
-    if not isinstance(line, dict) or not line.keys() >= {*SAMPLE}:
-        raise ValueError(f"a line lacks one of {', '.join(SAMPLE)}")
-    _check(line, LINE)
+    _check("a line", line, SAMPLE, LINE)
     for one in line.get("evidence", ()):
-        shares = one.get("held") if isinstance(one, dict) else None
-        texts = one["tokens"] if isinstance(shares, list) and isinstance(one.get("tokens"), list) else None
-        if texts is None or len(texts) != len(shares):
-            raise ValueError(f"evidence holds {str(one)[:20]!r}")
-        if strange := [share for share in shares if not isinstance(share, NUMBER[:2]) or not 0 <= share <= 1]:
-            raise ValueError(f"evidence was held to {str(strange[0])[:20]!r}")
+        _check("evidence", one, EVIDENCE, EVIDENCE)
+        shares = all(isinstance(share, NUMBER[:2]) and 0 <= share <= 1 for share in one["held"])
+        if not shares or len(one["tokens"]) != len(one["held"]):
+            raise ValueError(f"evidence holds {str(one)[:40]!r}, no share of every token")
 
 
-def _check(cell: dict, kinds: dict) -> None:
+def _check(what: str, told, needed: Iterable[str], kinds: dict) -> None:
+    """ValueError for what is no dictionary, lacks a name, or holds another kind of thing there."""
+    if not isinstance(told, dict):
+        raise ValueError(f"{what} is {str(told)[:20]!r}: expected names and values")
+    if missing := [name for name in needed if name not in told]:
+        raise ValueError(f"{what} has no {missing[0]}")
     for name, kind in kinds.items():
-        if name in cell and not isinstance(cell[name], kind):
-            raise ValueError(f"{name} is {str(cell[name])[:20]!r}, which no cell says")
+        if name in told and not isinstance(told[name], kind):
+            raise ValueError(f"{name} is {str(told[name])[:20]!r}, which no cell says")
 
 
 def _look_through(value, deep: int = 0) -> None:

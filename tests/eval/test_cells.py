@@ -112,7 +112,7 @@ def test_a_folder_without_full_is_reported(tmp_path):
     (json.dumps(cell(prefilled_tokens=10**29)), "it holds the number 1000"),
     (json.dumps(cell(values={"acc": [1, -(10**400)]})), "it holds the number -1000"),
     (json.dumps(cell(seconds="long")), "seconds is 'long', which no cell says"),
-    (json.dumps(cell(metrics=[3])), "metrics holds 3 in the place of a row"),
+    (json.dumps(cell(metrics=[3])), "a row of metrics is '3': expected names and values"),
     (json.dumps(cell(metrics=[{"metric": "acc"}])), "a row of metrics has no value"),
 ])  # fmt: skip
 def test_what_is_no_cell_is_skipped_with_one_line(store, text, why):
