@@ -32,7 +32,7 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import signature
 from itertools import chain
 from typing import ClassVar
@@ -127,7 +127,7 @@ class KVLabLM(Texts):
     ):  # fmt: skip
         super().__init__()
         arguments = {name: one for name, one in locals().items() if name not in ("self", "__class__")}
-        self._identity = partial(identity, **arguments.pop("parameters"), **arguments)
+        self._given = arguments.pop("parameters") | arguments
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = eviction(self.protocol, evict)
         check_until(context_until, protocol)
@@ -163,7 +163,7 @@ class KVLabLM(Texts):
     @cached_property
     def identity(self) -> str:
         """See `identity`; it reads all the code, which takes seconds, so only where answers are kept."""
-        return self._identity()
+        return identity(**self._given)
 
     def get_model_info(self) -> dict:
         """What lm-eval writes beside its results."""

@@ -43,8 +43,7 @@ def quiet(threads: int | None = None) -> None:
     """No progress bars, no chatter of libraries; `threads` for torch in this process."""
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    for name in ("transformers", "datasets", "huggingface_hub"):
+    for name in ("lm_eval", "transformers", "datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     from transformers.utils import logging as transformers_logging
 

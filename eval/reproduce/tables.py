@@ -131,17 +131,12 @@ def crossed(names: str, *by: str) -> str:
     return markdown(["method"], found, f"{models_of(rows)}; {asked}; {star}; {made(rows)}")
 
 
-def gates() -> dict[str, dict]:
-    """{model: its stored gate, by `kvlab gate --json`}, without the planted ones."""
-    files = sorted((ROOT / "docs" / "results" / "gate").glob("*.json"))
-    return {
-        file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if file.stem != "planted"
-    }
-
-
 def verdicts(*methods: str) -> str:
-    """These methods, or all, by models: verdict, nats, share of most probable tokens that are the same."""
-    found, cells = gates(), []
+    """These methods, or all, by models: verdict, nats, share of most probable tokens that are the same, of
+    the gates that `kvlab gate --json` stored, without the planted ones."""
+    files = sorted((ROOT / "docs" / "results" / "gate").glob("*.json"))
+    found = {file.stem: json.loads(file.read_text("utf-8")) for file in files if file.stem != "planted"}
+    cells = []
     for model, gate in found.items():
         for line in gate["lines"]:
             if (spent := line["cost"]) is not None and line["method"] in (methods or [line["method"]]):

@@ -74,8 +74,7 @@ class Speed(Pooled):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        longest = self.longest
-        return tuple(context for context in self.asked if longest is None or context <= longest)
+        return tuple(context for context in self.asked if context <= (self.longest or context))
 
     @property
     def asked(self) -> tuple[int, ...]:
