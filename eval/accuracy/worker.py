@@ -22,7 +22,7 @@ from kvlab.ranks import added, ranks_of
 from ..core.errors import Failed, Problem, describe, no_room
 from ..core.study import arguments
 from . import agreement, samples, taskset
-from .batching import metric_row
+from .batching import Meter, metric_row
 from .kept import Kept
 from .lm import KVLabLM
 from .protocols import FIRST
@@ -110,9 +110,8 @@ def lacking(error: Exception, file: str | None, name: str) -> Exception:
 
 def of_all(model, found: dict) -> dict:
     """A cell's numbers where processes share the model's heads: the bytes of all of them."""
-    names = ("device_bytes", "host_bytes", "moved_bytes")
-    sizes = added(ranks_of(model), [found["bytes"][name] for name in names])
-    return found | {"bytes": found["bytes"] | dict(zip(names, sizes, strict=True))}
+    sizes = added(ranks_of(model), [found["bytes"][name] for name in Meter.NAMES])
+    return found | {"bytes": found["bytes"] | dict(zip(Meter.NAMES, sizes, strict=True))}
 
 
 def floor(lm: KVLabLM, name: str, settings) -> dict:

@@ -49,8 +49,6 @@ def read(file: Path | str, asked: str) -> dict:
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"line {mark.line + 1}: {what}" if mark else one_line(error)
         raise Problem(f"{asked}: this YAML does not parse: {where}") from error
-    except UnicodeError as error:
-        raise Problem(f"{asked}: this is no text in UTF-8") from error
     except Problem:
         raise
     except Exception as error:  # a function that it names cannot be imported

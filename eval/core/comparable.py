@@ -33,11 +33,6 @@ def differences(config: dict, wanted: dict, apart: tuple[str, ...] = ()) -> dict
     return {key: (config.get(key), wanted.get(key)) for key in keys if config.get(key) != wanted.get(key)}
 
 
-def table_of(task: str) -> str:
-    """The table of a cell of this task."""
-    return "speed" if task.startswith(SPEED) else "accuracy"
-
-
 def own_settings(cell: dict, config: dict) -> dict:
     """The settings that give a cell a table of its own beside that of `config`: {key: its value}."""
     free = SIDES + DIGESTS
@@ -62,12 +57,13 @@ def comparable(
         mine = [cell for cell in cells if cell["model"] == model]
         newest = sorted(mine, key=lambda cell: cell.get("made", ""), reverse=True)
         first = [vars(cell) for cell in asked if cell.model == model] + newest
+        digest = first[0]["config"].get("model")
         settings = {}  # (what, name) -> configuration of the table, digest of the task, digest of the method
         for cell in first:
-            config, table = cell["config"], table_of(cell["task"])
-            if config.get("model") != first[0]["config"].get("model"):
+            config, speed = cell["config"], cell["task"].startswith(SPEED)
+            if config.get("model") != digest:
                 continue
-            shared = settings.setdefault(("table", table), config)
+            shared = settings.setdefault(("table", speed), config)
             free = (*DIGESTS[2:], *SIDES, *own_settings(cell, shared), *(["code"] if any_code else []))
             if not differences(config, shared, free):
                 settings.setdefault(("task", cell["task"]), config.get("task"))
@@ -75,9 +71,7 @@ def comparable(
         unlike = {}
         for cell in mine:
             config = cell["config"]
-            reference = settings.get(
-                ("table", table_of(cell["task"])), config | {"model": first[0]["config"].get("model")}
-            )
+            reference = settings.get(("table", cell["task"].startswith(SPEED)), config | {"model": digest})
             task = settings.get(("task", cell["task"]), config.get("task"))
             method = settings.get(("method", cell["method"]), config.get("method"))
             reasons = differences(config, reference | {"task": task, "method": method})

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from .comparable import differences
 from .errors import Problem
 from .results import NAMED, Store
 
 NUMBERS = ("metrics", "rows")  # what a cell found
-
-
-def unlike(one: dict, other: dict) -> str:
-    """How two cells of one configuration differ in what they found; "" for cells that are equal."""
-    found = [key for key in NUMBERS if differences({key: one.get(key)}, {key: other.get(key)})]
-    return f"other {' and '.join(found)}" if found else ""
 
 
 def merge(folders: list[Path | str], store: Store, warn: Callable[[str], None]) -> tuple[int, int]:
@@ -31,8 +24,10 @@ def merge(folders: list[Path | str], store: Store, warn: Callable[[str], None]) 
             if (other := source.read(name)) is None:
                 continue
             earlier, known = first.setdefault(store.name(*(other[key] for key in NAMED)), (source, name))
-            if earlier is not source and (how := unlike(earlier.read(known), other)):
-                raise Problem(f"{earlier.files.at(known)} and {source.files.at(name)} differ: {how}")
+            mine = other if earlier is source else earlier.read(known)
+            if unlike := [key for key in NUMBERS if mine.get(key) != other.get(key)]:
+                both = f"{earlier.files.at(known)} and {source.files.at(name)}"
+                raise Problem(f"{both} differ: other {' and '.join(unlike)}")
     new = [(key, *where) for key, where in first.items() if where[0] is not store]
     for key, source, name in new:
         store.files.write(key, source.files.read(name))
