@@ -124,16 +124,10 @@ class Measurement:
         """What a line says of a cell's numbers."""
         return f"{len(found['rows'])} rows" if "rows" in found else ""
 
-    def notes(self) -> list[str]:
-        """Lines about what was asked for and is not among the cells."""
-        return []
-
     def run(self, store, show) -> int:
         """Make the cells that are missing; returns how many could not be made."""
         with show.waiting(f"{self.name}: looking at what there is"):
             cells = self.cells()
-        for line in self.notes():
-            show.line(line)
         missing = store.missing(cells)
         show.kept(len(cells) - len(missing), len(cells), f"{self.name} cells")
         failed = 0

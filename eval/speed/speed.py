@@ -86,10 +86,10 @@ class Speed(Pooled):
         """The model's most tokens, if its configuration states them."""
         return None if self.wide else context_limit(self.model)
 
-    def notes(self) -> list[str]:
-        over = [str(context) for context in self.asked if context not in self.contexts]
-        said = f"speed at {', '.join(over)} tokens is left out: {self.model_name} takes {self.longest}"
-        return [said] if over else []
+    def run(self, store, show) -> int:
+        if over := ", ".join(str(context) for context in self.asked if context not in self.contexts):
+            show.line(f"speed at {over} tokens is left out: {self.model_name} takes {self.longest}")
+        return super().run(store, show)
 
     def check(self) -> None:
         self.engine = self.engine or self.engine_here()
