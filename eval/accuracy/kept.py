@@ -38,7 +38,10 @@ class Kept:
         data = path.read_bytes()
         *whole, begun = data.split(b"\n")
         os.truncate(path, len(data) - len(begun))  # it was killed while it wrote this line
-        self.found = {record["key"]: record for record in map(json.loads, whole)}
+        for line in whole:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a damaged one is computed again
+                record = json.loads(line)
+                self.found[record["key"]] = record
 
     def of(self, what: str, asked) -> str:
         """A name for what is asked, as lines have it."""
