@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from tiny import prompt, tiny
 
 import kvlab
@@ -25,22 +24,6 @@ def test_every_method_has_a_family_and_its_paper_stands_among_the_sources():
         assert entry.family in (WHOLE, ROUNDED, CHOSEN, HOST), entry.name
         for paper in filter(None, entry.paper.split(", ")):
             assert f"| {paper} |" in sources, entry.name
-
-
-@pytest.mark.parametrize(
-    "own, preset",
-    [
-        ("kvlab.keep.H2O:budget=0.4", "h2o:budget=0.4"),
-        ("kvlab.store.Int:bits=4", "int4"),
-        ("kvlab.store.Static:length=60", "static"),
-        ("kvlab.place.TopK:budget=5", "topk:budget=5"),
-        ("kvlab.place.Host", "full"),
-    ],
-)
-def test_a_class_of_ones_own_by_its_path(own, preset):
-    model, ids = tiny("llama"), prompt(30)
-    mine, theirs = (kvlab.decode(model, ids, kvlab.make_cache(model, s), 6) for s in (own, preset))
-    assert torch.equal(mine.logprobs, theirs.logprobs)
 
 
 def test_a_registered_method_of_ones_own():

@@ -6,17 +6,16 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from every import LINKED
+from every import EVERY, make
 from families.models import family
-from families.profiles import profiled
-from tiny import EACH, prompt
+from tiny import prompt
 
 import kvlab
 
 MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
 NAMES = ("Llama", "OPT", "Gemma 3", "Llama 4")
 WAYS = ("copy", "save", "crop", "reorder", "hold", "turn", "step", "step")  # what is done before a pass
-MANAGED = [spec for spec in (*EACH, *LINKED) if spec != "recompute"]
+MANAGED = [*EVERY, "int4:sinks=40", "quest:budget=200,page=5,full_layers=0"]
 
 
 def changed(cache, how: str, tmp_path, model):
@@ -41,7 +40,7 @@ def served(spec: str, draw: random.Random):
     for name in draw.sample(NAMES, len(NAMES)):
         with suppress(ValueError):
             model = kvlab.prepare(copy.deepcopy(family(name)))
-            kvlab.make_cache(model, profiled(spec, model))
+            make(model, spec)
             return model
 
 
@@ -58,7 +57,7 @@ def test_every_mode_gives_the_same(spec, tmp_path):
         for at, (mode, how) in enumerate(zip(modes, story, strict=True)):
             with mode():
                 if how == "prompt":
-                    cache = kvlab.make_cache(model, profiled(spec, model))
+                    cache = make(model, spec)
                 cache = changed(cache, how, tmp_path, model)
                 tokens = {"prompt": 20, "turn": 4}.get(how, 1)
                 ids, seen = prompt(tokens, 2, seed=at), cache.get_seq_length()

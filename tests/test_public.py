@@ -176,13 +176,17 @@ class Mine(Keep):
         (kvlab.place.Host, "offload"), (Mine, "sinks:budget=0.2,sinks=0"),
         (Mine(7), "sinks:budget=7,sinks=0"),
         (kvlab.keep.AdaKV(kvlab.keep.KeyDiff(6)), "adakv:of=keydiff,budget=6"),
+        ("kvlab.keep.H2O:budget=0.4", "h2o:budget=0.4"), ("kvlab.store.Int:bits=4", "int4"),
+        ("kvlab.store.Static:length=60", "static"), ("kvlab.place.TopK:budget=5", "topk:budget=5"),
+        ("kvlab.place.Host", "offload"),
     ],
 )  # fmt: skip
-def test_a_policy_or_its_class_makes_a_cache(given, same, tmp_path):
+def test_a_policy_its_class_or_its_path_makes_a_cache(given, same, tmp_path):
     found = [kvlab.decode(model(), prompt(30), kvlab.make_cache(model(), one), 6) for one in (given, same)]
     assert torch.equal(found[0].logprobs, found[1].logprobs)
-    with pytest.raises(ValueError, match=r"from a method's name$"):
-        kvlab.make_cache(model(), given).save(tmp_path / "cache")
+    if not isinstance(given, str):
+        with pytest.raises(ValueError, match=r"from a method's name$"):
+            kvlab.make_cache(model(), given).save(tmp_path / "cache")
 
 
 MODULES = {  # name -> (its text, what is said of it)

@@ -148,6 +148,13 @@ def test_formats_of_widths_that_they_do_not_fill():
             "values: expected a tensor .*not tuple",
         ),
         (lambda model, cache: cache.update(None, None, 0), "keys: expected a tensor .*not NoneType"),
+        *(
+            (lambda model, cache, mask=mask: model(prompt(1), mask, past_key_values=cache), line)
+            for mask, line in (
+                (torch.ones(1, 1, 1, 6), r"attention_mask has shape .*padding mask"),
+                (torch.ones(1, 3), r"attention_mask has shape .*expected \[batch, tokens seen \+ new\]"),
+            )
+        ),
         (
             lambda model, cache: cache.update(torch.ones(2), torch.ones(2), 0),
             r"keys: expected a tensor .*not \(2,\)",

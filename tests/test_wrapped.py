@@ -206,7 +206,10 @@ def test_a_cache_whose_model_is_gone_says_so(tmp_path):
     kvlab.Stepper(model, cache).feed(prompt(20))
     del model
     gc.collect()
-    for call in (lambda: cache.save(tmp_path / "cache.safetensors"), lambda: cache.layers[0].keys):
+    for call in (
+        lambda: cache.save(tmp_path / "cache.safetensors"), lambda: cache.layers[0].keys,
+        lambda: kvlab.Stepper(tiny("llama"), cache),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r"^this cache was made for another model that is gone"):
             call()
 
@@ -310,17 +313,17 @@ class Sees(type(tiny("llama"))):
 def test_a_prompt_with_pictures_is_not_read_again():
     model = Sees(tiny("llama").config).eval()
     model.load_state_dict(tiny("llama").state_dict())
-    pictures = {"pixel_values": torch.zeros(1, 3, 4, 4)}
+    pictures, cache = {"pixel_values": torch.zeros(1, 3, 4, 4)}, kvlab.make_cache(model, "kvzip")
     for more in (
         pictures,
         {"token_type_ids": torch.zeros(1, 20)},
         pictures | {"attention_mask": None},
     ):
-        cache = kvlab.make_cache(model, "kvzip")
         name = next(iter(more))
         with pytest.raises(ValueError, match=f"KVzip reads the prompt again, .* it cannot read {name}$"):
             model(prompt(20), past_key_values=cache, **more)
-        model(prompt(20), past_key_values=kvlab.make_cache(model, "h2o"), **pictures)
-    cache = kvlab.make_cache(model, "kvzip")
+        cache.reset()
+    model(prompt(20), past_key_values=kvlab.make_cache(model, "h2o"), **pictures)
     model(prompt(20), attention_mask=torch.ones(1, 20), past_key_values=cache, pixel_values=None)
-    assert kvlab.decode(model, prompt(20), kvlab.make_cache(model, "kvzip"), 3)
+    cache.reset()
+    assert kvlab.decode(model, prompt(20), cache, 3)
