@@ -10,7 +10,7 @@ from fast.atonce import both, held, of
 from tiny import left_padded, prompt
 
 import kvlab
-from kvlab.fast import cpu, layers, team
+from kvlab.fast import cpu
 from kvlab.fast.step import made
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,38 +143,6 @@ def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, w
 
     found, expected = both(fast, say, monkeypatch)
     assert went[-2:] == [True, False] and all(map(torch.equal, found, expected))
-
-
-@pytest.mark.parametrize("method", ["full", "int8", "int4", "fp8"])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_threads_share_out_every_layer_and_change_no_bit(model, went, monkeypatch, method, rows):
-    fast = model()
-    tables, helpers = [], team.helpers()
-
-    class Kept:
-        def put(self, call):
-            tables.append(call[-2])
-            helpers.put(call)
-
-    def stepped(threads):
-        torch.set_num_threads(1)  # a prompt's products, which are torch's, depend on it
-        stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, method))
-        stepper.feed(prompt(9).expand(rows, -1), last=True)
-        torch.set_num_threads(threads)
-        return [stepper.feed(prompt(1).expand(rows, -1), last=True) for _ in range(4)]
-
-    alone = stepped(1)
-    monkeypatch.setattr(team, "ALONE", -1)
-    monkeypatch.setattr(team, "helpers", Kept)
-    shared = stepped(2)
-    assert all(went[-3:]) and all(map(torch.equal, alone, shared))
-    whole_steps = [table for table in tables if len(table) == 4 * team.COUNTERS]
-    assert len(whole_steps) >= 3, "a helper for each step, not for each layer"
-    for table in whole_steps:
-        shares = table.reshape(4, team.COUNTERS, team.LINE)[:, :, 0]
-        assert (shares[:, team.DONE] == shares[:, team.DUE]).all()
-        assert (shares[:, team.DUE] >= [4, 8, 8, 5]).all(), "every product and attention, then the logits"
-        assert (shares[:-1, team.PRODUCTS + layers.SPLITS] > 0).all(), "attention is shared out, too"
 
 
 def test_it_keeps_no_buffer_alive(model, went):

@@ -205,19 +205,6 @@ def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
     assert len(steps) == 2
 
 
-@pytest.mark.parametrize("change", ["scale", "dtype"])
-def test_what_only_looks_like_llama_stays_eager(change):
-    """A number that the code does not know, another dtype."""
-    model = copy.deepcopy(tiny("llama"))
-    if change == "scale":
-        model.model.embed_tokens.register_forward_hook(lambda module, given, out: 2 * out)
-    else:
-        model.bfloat16()
-    with pytest.warns(UserWarning, match="decodes with the eager engine"):
-        compiled(model)
-    assert engine_of(model) == "eager"
-
-
 def test_nan_does_not_vanish():
     _, fast = pair()
     with torch.no_grad():

@@ -96,8 +96,8 @@ def test_a_keep_made_from_one_that_goes_so_is_asked(model, went):
     assert len(went) == 3 and not any(went)
 
 
-@pytest.mark.parametrize("spec", ["h2o:budget=9", "tova:budget=90", "sinks:budget=90"])
-def test_threads_change_nothing_of_what_goes(model, spec, went, monkeypatch):
+@pytest.mark.parametrize("spec", ["h2o:budget=9", "tova:budget=90", "sinks:budget=90", "full", "int8", "fp8"])
+def test_threads_change_nothing_of_what_stays_and_goes(model, spec, went, monkeypatch):
     fast = model(**LONG)
 
     def say(threads):

@@ -17,28 +17,30 @@ from kvlab.spec import parse
 from kvlab.store import Growing, Int
 
 
-class Breaking(ModelledLink):
-    """A link that breaks at the n-th fetch: its work is replaced by `fault`."""
+class Faulty(ModelledLink):
+    """A link whose n-th transfer, either way or toward one side, has a fault."""
 
-    def __init__(self, at, fault, **settings):
-        super().__init__(1e9, **settings)
-        self.at, self.fault, self.count = at, fault, 0
+    def __init__(self, at, fault, toward=None, **settings):
+        super().__init__(1e12, latency=0, **settings)
+        self.at, self.fault, self.toward, self.count, self.struck = at, fault, toward, 0, False
 
     def _submit(self, work, toward, **about):
-        self.count += toward == "device"
-        broken = toward == "device" and self.count == self.at
-        return super()._submit(self.fault if broken else work, toward, **about)
+        self.count += self.toward in (None, toward)
+        if self.count != self.at or self.struck:
+            return super()._submit(work, toward, **about)
+        self.struck = True
+        return super()._submit(lambda: self.fault(work), toward, **about)
 
 
-def die():
+def die(work):
     raise SystemExit
 
 
-def fail():
+def fail(work):
     raise OSError("no such page\nand what else a driver says")
 
 
-def dawdle():
+def dawdle(work):
     time.sleep(0.5)
 
 
@@ -53,7 +55,7 @@ def dawdle():
 def test_a_broken_link_says_so_and_a_reset_cache_starts_over(fault, settings, says):
     model, ids = tiny("llama"), prompt(20)
     right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
-    link = Breaking(6, fault, **settings)
+    link = Faulty(6, fault, "device", **settings)
     cache = kvlab.KVCache(model, place=Host(Whole(), link))
     with pytest.raises(LinkError, match=says):
         kvlab.decode(model, ids, cache, 6)
@@ -136,51 +138,7 @@ def one_number(work):
     return parts
 
 
-def rows_swapped(work):
-    return tuple(torch.cat([p[:, :, 1:2], p[:, :, :1], p[:, :, 2:]], 2) for p in work())
-
-
-def heads_swapped(work):
-    return tuple(part.flip(1) for part in work())
-
-
-def not_a_number(work):
-    parts = tuple(part.clone() for part in work())
-    parts[0].view(torch.uint8).view(-1)[-4:] = 255
-    return parts
-
-
-def torn(work):
-    """The second half never came."""
-    parts = tuple(part.clone() for part in work())
-    for part in parts:
-        part[:, :, part.shape[2] // 2 :] = 0
-    return parts
-
-
-def unplugged(work):
-    raise OSError("unplugged")
-
-
-class Faulty(ModelledLink):
-    """A link whose n-th transfer, either way, has a fault."""
-
-    def __init__(self, at, fault):
-        super().__init__(1e12, latency=0)
-        self.at, self.fault, self.count, self.struck = at, fault, 0, False
-
-    def _submit(self, work, toward, **about):
-        self.count += 1
-        if self.count != self.at:
-            return super()._submit(work, toward, **about)
-        self.struck = True
-        return super()._submit(lambda: self.fault(work), toward, **about)
-
-
-FAULTS = [
-    nothing, stale, short, other_kind, keys_alone, one_number, rows_swapped, heads_swapped, not_a_number,
-    torn, unplugged,
-]  # fmt: skip
+FAULTS = [nothing, stale, short, other_kind, keys_alone, one_number, fail]  # what a checksum sees: below
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -227,7 +185,7 @@ def test_a_checksum_knows_words_that_change_places(seed):
     known = checksum(part)
     for _ in range(40):
         other, flat = part.clone(), None
-        kind = draw.choice(("roll", "swap", "square", "bit", "rows"))
+        kind = draw.choice(("roll", "swap", "square", "bit", "rows", "heads", "half"))
         if kind == "roll":
             other = part.roll(draw.randint(1, width - 1), -1)
         elif kind == "swap":
@@ -246,6 +204,10 @@ def test_a_checksum_knows_words_that_change_places(seed):
         elif kind == "bit":
             flat = other.view(torch.uint8).view(-1)
             flat[draw.randrange(flat.numel())] ^= 1 << draw.randrange(8)
+        elif kind == "heads":
+            other = part.flip(1)
+        elif kind == "half":  # never came
+            other[:, :, 4:] = 0
         else:
             other = part[:, :, torch.randperm(9, generator=torch.Generator().manual_seed(draw.randrange(99)))]
         assert torch.equal(other, part) == (checksum(other) == known)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tiny import fed, left_padded, prompt, started, tiny
 
 from kvlab.keep import H2O
-from kvlab.store import Growing, NonUniform, PreRope
+from kvlab.store import Float8, Growing, Int, NonUniform, PreRope
 
 
 def test_the_first_token_of_every_row_is_exact():
@@ -21,13 +21,18 @@ def test_the_first_token_of_every_row_is_exact():
             assert not torch.allclose(true[row, :, first + 1], ours[row, :, first + 1], atol=1e-2)
 
 
-@given(seed=st.integers(0, 99), axis=st.sampled_from(["channel", "token"]), late=st.booleans())
-def test_padding_has_no_say_in_levels_even_of_a_row_that_begins_later(seed, axis, late):
+SHARED = [
+    NonUniform(3, "channel"), NonUniform(3, "token"), Int(8, axis="channel"), Int(8, axis="tensor"),
+    Float8(axis="channel"),
+]  # fmt: skip
+
+
+@given(seed=st.integers(0, 99), form=st.sampled_from(SHARED), late=st.booleans())
+def test_padding_has_no_say_in_levels_and_scales_even_of_a_row_that_begins_later(seed, form, late):
     x = torch.randn(2, 2, 14, 8, generator=torch.Generator().manual_seed(seed))
     first = 0 if late else 4  # tokens of row 0 among the first 8
     x[0, :, : 8 - first] *= 100
     real = torch.arange(8)[None] >= torch.tensor([[8 - first], [0]])
-    form = NonUniform(3, axis)
     together, alone = started(Growing(form)), started(Growing(form))
     together.append(x[:, :, :8], x[:, :, :8], real)
     together.append(x[:, :, 8:], x[:, :, 8:])
