@@ -4,7 +4,7 @@ import pytest
 import torch
 from reference.definitions import attention, keep
 from reference.driven import Driven, check
-from reference.keeps import by_keydiff, by_sinks
+from reference.keeps import by_keydiff, by_sinks, once
 from tiny import FAMILIES, left_padded, prompt, tiny
 
 import kvlab
@@ -17,18 +17,11 @@ TAKE = [name for name, method in METHODS.items() if "every" in method.parameters
 def by_chunk(budget, chunk, values, stays=lambda tokens: set()):
     """values(keys `[tokens, head_dim]`, KV head) -> what each token is worth."""
 
-    def start(row):
-        limit = keep.budget(budget, row.prompt)
+    def choose(row, head, mine, limit):
+        worth = values(row.keys[head, mine].double(), head)
+        return mine if len(mine) <= limit else keep.by_chunk(worth, stays(len(worth)), chunk, limit)
 
-        def follow(new, present, attended):
-            if new[0] > 0 or len(present[0]) <= limit:
-                return present
-            worth = [values(row.keys[head, mine].double(), head) for head, mine in enumerate(present)]
-            return [keep.by_chunk(one, stays(len(one)), chunk, limit) for one in worth]
-
-        return follow
-
-    return start
+    return once(budget, choose)
 
 
 def by_every(start, budget, every):

@@ -45,24 +45,30 @@ def by_h2o(budget, recent):
     return start
 
 
-def by_snapkv(budget, window, kernel, limit_of=None):
+def once(budget, choose):
+    """Of the prompt alone: choose(row, KV head, positions held, limit) -> those that stay."""
+
     def start(row):
         limit = keep.budget(budget, row.prompt)
-        limit = limit if limit_of is None else limit_of(limit, row.prompt)
 
         def held_after(new, present, attended):
             if new[0] > 0:
                 return present
-            held = []
-            for head, over in enumerate(attended):
-                votes, mine = row.given(head, new, over, window), present[head]
-                kept = keep.snapkv([votes[token] for token in mine], limit, window, kernel)
-                held.append([mine[index] for index in kept])
-            return held
+            return [choose(row, head, mine, limit) for head, mine in enumerate(present)]
 
         return held_after
 
     return start
+
+
+def by_snapkv(budget, window, kernel, limit_of=lambda limit, tokens: limit):
+    def choose(row, head, mine, limit):
+        tokens = list(range(row.prompt))
+        votes = row.given(head, tokens, tokens, window)
+        kept = keep.snapkv([votes[token] for token in mine], limit_of(limit, row.prompt), window, kernel)
+        return [mine[index] for index in kept]
+
+    return once(budget, choose)
 
 
 def by_tova(budget):
@@ -118,21 +124,12 @@ def by_topk(budget):
 
 def by_keys(budget, choose):
     """choose(keys `[tokens, head_dim]`, KV head, limit) -> what stays of the prompt."""
-
-    def start(row):
-        limit = keep.budget(budget, row.prompt)
-
-        def follow(new, present, attended):
-            if new[0] > 0:
-                return present
-            return [
-                [mine[i] for i in choose(row.keys[head, mine].double(), head, min(limit, len(mine)))]
-                for head, mine in enumerate(present)
-            ]
-
-        return follow
-
-    return start
+    return once(
+        budget,
+        lambda row, head, mine, limit: [
+            mine[i] for i in choose(row.keys[head, mine].double(), head, min(limit, len(mine)))
+        ],
+    )
 
 
 def by_keydiff(budget):
@@ -146,75 +143,39 @@ def by_keynorm(budget):
 def by_cur(budget, window, first):
     """CurDKV as kvpress has it: squared norms as shares of a window's, the keys' times the values'."""
 
-    def start(row):
-        limit = keep.budget(budget, row.prompt)
+    def shares(row, x):
+        weights = [float(token.double() @ token.double()) for token in x[: row.prompt]]
+        return [w / sum(weights[i - i % window : i - i % window + window]) for i, w in enumerate(weights)]
 
-        def shares(x):
-            weights = [float(token.double() @ token.double()) for token in x[: row.prompt]]
-            return [w / sum(weights[i - i % window : i - i % window + window]) for i, w in enumerate(weights)]
+    def choose(row, head, mine, limit):
+        pairs = zip(shares(row, row.keys[head]), shares(row, row.values[head]), strict=True)
+        score = [2 if i < first else round(k * v, 6) for i, (k, v) in enumerate(pairs)]
+        best = sorted(mine[:-1], key=lambda i: (-score[i], i))
+        return sorted([mine[-1], *best[: limit - 1]])
 
-        def follow(new, present, attended):
-            if new[0] > 0:
-                return present
-            held = []
-            for head, mine in enumerate(present):
-                pairs = zip(shares(row.keys[head]), shares(row.values[head]), strict=True)
-                score = [2 if i < first else round(k * v, 6) for i, (k, v) in enumerate(pairs)]
-                best = sorted(mine[:-1], key=lambda i, score=score: (-score[i], i))
-                held.append(sorted([mine[-1], *best[: limit - 1]]))
-            return held
-
-        return follow
-
-    return start
+    return once(budget, choose)
 
 
 def by_lagkv(budget, lag, first):
-    def start(row):
-        limit = keep.budget(budget, row.prompt)
+    def choose(row, head, mine, limit):
+        keys, values = row.keys[head, mine].double(), row.values[head, mine].double()
         block = lag if lag > 1 else max(2, keep.budget(lag, limit))
+        begins = sum(token < first for token in mine)
+        return [mine[i] for i in keep.lagkv(keys, values, min(limit, len(mine)), block, begins)]
 
-        def follow(new, present, attended):
-            if new[0] > 0:
-                return present
-            return [
-                [
-                    mine[i]
-                    for i in keep.lagkv(
-                        row.keys[head, mine].double(), row.values[head, mine].double(),
-                        min(limit, len(mine)), block, sum(token < first for token in mine),
-                    )
-                ]
-                for head, mine in enumerate(present)
-            ]  # fmt: skip
-
-        return follow
-
-    return start
+    return once(budget, choose)
 
 
 def by_expected(budget, future, first):
     """Llama's frequencies: its model rotates nothing here, but says how it would."""
 
-    def start(row):
-        limit, width = keep.budget(budget, row.prompt), row.keys.shape[-1]
+    def choose(row, head, mine, limit):
+        width, prompt = row.keys.shape[-1], slice(row.prompt)
         frequencies = [10000.0 ** (-2 * i / width) for i in range(width // 2)]
+        given = row.query[row.group(head), prompt], row.keys[head, prompt], row.values[head, prompt]
+        return keep.expected(*given, frequencies, row.scaling, future, min(limit, len(mine)), first)
 
-        def follow(new, present, attended):
-            if new[0] > 0:
-                return present
-            return [
-                keep.expected(
-                    row.query[row.group(head), : row.prompt], row.keys[head, : row.prompt],
-                    row.values[head, : row.prompt], frequencies, row.scaling, future,
-                    min(limit, len(mine)), first,
-                )
-                for head, mine in enumerate(present)
-            ]  # fmt: skip
-
-        return follow
-
-    return start
+    return once(budget, choose)
 
 
 def by_random(budget, seed=0):
