@@ -5,7 +5,10 @@ process's, KV heads held here, bytes held by one process, here, and by all proce
 """
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from every import decoded
@@ -14,6 +17,17 @@ from transformers import AutoModelForCausalLM
 
 from kvlab.models import prepare
 from kvlab.ranks import rank_of, split, summed
+
+
+def torchrun(*words: str) -> subprocess.CompletedProcess:
+    """Two processes that share a model's heads."""
+    tests = Path(__file__).resolve().parent
+    places = os.pathsep.join([str(tests.parent), str(tests)])
+    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    return subprocess.run(
+        [*start, *words], cwd=tests.parent, env=environment, text=True, capture_output=True, timeout=600
+    )
 
 
 def main(folder: str, specs: list[str]) -> None:

@@ -8,6 +8,7 @@ import stored
 
 from eval.command import main
 from eval.core.cells import parsed, written
+from eval.core.measurement import Cell
 from eval.core.results import Store
 
 ESCAPE = "\x1b[2J"
@@ -114,9 +115,15 @@ def test_a_folder_without_full_is_reported(tmp_path):
     (json.dumps(cell(seconds="long")), "seconds is 'long', which no cell says"),
     (json.dumps(cell(metrics=[3])), "a row of metrics is '3': expected names and values"),
     (json.dumps(cell(metrics=[{"metric": "acc"}])), "a row of metrics has no value"),
+    *((text, "damaged cell") for text in ("", "{", "[]", '{"model": "m"}', "\x00\x01", "[" * 100_000)),
 ])  # fmt: skip
-def test_what_is_no_cell_is_skipped_with_one_line(store, text, why):
+def test_what_is_no_cell_is_skipped_with_one_line_and_made_again(store, text, why):
     store.save(cell(method="int8"))
-    store.files.write("bad.json", text.encode())
+    store.save(cell())
+    name = store.name("m", "full", "recall", cell()["config"])
+    store.files.write(name, text.encode())
     assert [one["method"] for one in store.records()] == ["int8"]
     assert len(store.lines) == 1 and why in store.lines[0] and store.lines[0].isprintable()
+    assert store.load(Cell("m", "full", "recall", cell()["config"])) is None
+    store.save(cell())
+    assert store.load(Cell("m", "full", "recall", cell()["config"]))

@@ -209,20 +209,6 @@ def test_reuse_holds_heads_of_different_lengths_as_they_are(loaded):
         assert len(layer.store.left.keys[0]) == 3 + others
 
 
-def test_what_comes_after_is_held_on_top(loaded, asked):
-    """And with evict=every-step it is not."""
-    method = "sinks:budget=12"
-    on_top, stepwise = (
-        scored(loaded, asked, method, FIRST, evict=evict, batch_size=1)[0] for evict in ("once", "every-step")
-    )
-    assert on_top != pytest.approx(stepwise, abs=1e-3)
-    inside, default = (
-        scored(loaded, asked, method, INSIDE, evict="every-step"),
-        scored(loaded, asked, method, INSIDE),
-    )
-    assert inside == default
-
-
 @pytest.mark.parametrize("evict, held", [(ONCE, 12 + 1 + 4), (EVERY_STEP, 12)])
 def test_with_the_question_inside_an_answer_is_held_on_top_too(loaded, monkeypatch, evict, held):
     """Of the prompt the budget; on top its last token and, of an answer of five, the four that are fed."""

@@ -45,21 +45,6 @@ def test_names_do_not_collide(store):
     assert {found["method"] for found in store.records()} == set(names)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"model": "m"}', "\x00\x01", "[" * 100_000, json.dumps(cell() | {"seconds": "long"})],
-)
-def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
-    store.save(cell())
-    (store.out / "cells" / store.name("m", "full", "recall", {"limit": 4})).write_text(text)
-    assert store.load(Cell("m", "full", "recall", {"limit": 4})) is None
-    assert list(store.records()) == []
-    assert all("damaged cell" in line for line in store.lines)
-    assert store.lines
-    store.save(cell())
-    assert store.load(Cell("m", "full", "recall", {"limit": 4}))
-
-
 @pytest.mark.parametrize("text", ["{", "[1]\n", "\ufffe{}", '{"doc_id": 0}\n', "[" * 100_000])
 def test_damaged_samples_are_a_warning(store, text):
     sample = {"doc_id": 0, "question": "q", "gold": "g", "answer": "a", "right": 1}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from split import torchrun
 
 from eval.command import main
 from eval.core.results import Store
 
-ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("full", "adakv:budget=0.5", "kvzip:budget=0.5")
 SWEEP = ["--limit", "2", "--tasks", "recall", "agreement", "--methods", *METHODS]
 
@@ -20,12 +15,7 @@ SWEEP = ["--limit", "2", "--tasks", "recall", "agreement", "--methods", *METHODS
 def test_two_processes_give_the_table_of_one(folder, tmp_path):
     """Only the first one writes and speaks; bytes are those of both."""
     words = ["accuracy", "--model", str(folder), "--dtype", "float32", *SWEEP]
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [*start, "-m", "eval", *words, "--tp", "--out", str(tmp_path / "two")], env=environment, cwd=ROOT,
-        text=True, capture_output=True, timeout=600,
-    )  # fmt: skip
+    done = torchrun("-m", "eval", *words, "--tp", "--out", str(tmp_path / "two"))
     assert done.returncode == 1, done.stderr  # kvzip has no room to read these prompts again
     assert main([*words, "--jobs", "0", "--out", str(tmp_path / "one")]) == 1
     one, two = ({(c["method"], c["task"]): c for c in Store(tmp_path / n).records()} for n in ("one", "two"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from split import torchrun
 from tiny import EACH, tiny
 
 import kvlab
@@ -31,13 +29,6 @@ SPECS = [spec for spec in EACH if spec not in ("recompute", *TOGETHER)] + [
 ]
 NINE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}
 ROUNDED = 1e-3  # of coarse formats, whose codes may move with the last bit of a sum
-
-
-def torchrun(*words: str) -> subprocess.CompletedProcess:
-    places = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    return subprocess.run([*start, *words], env=environment, text=True, capture_output=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
