@@ -7,7 +7,7 @@ import pytest
 import torch
 from fast.atonce import of
 
-from kvlab.fast import all_layers
+from kvlab.fast import Fused, all_layers
 from kvlab.fast.compiled import compiled
 
 
@@ -31,6 +31,21 @@ def steps(monkeypatch):
             del made[count:]
 
     monkeypatch.setattr(module, "_difference", tried)
+    return made
+
+
+@pytest.fixture()
+def fused(monkeypatch):
+    """A list that grows by one entry for every layer's step that went in one call."""
+    made, call = [], Fused.call
+
+    def counted(self, store, *args):
+        out = call(self, store, *args)
+        if out is not None:
+            made.append(store)
+        return out
+
+    monkeypatch.setattr(Fused, "call", counted)
     return made
 
 

@@ -1,12 +1,11 @@
 """A step through all layers in one call: the bits of the step layer by layer, and only where it may."""
 
-import copy
 import gc
 import weakref
 
 import pytest
 import torch
-from fast.atonce import both, held, of
+from fast.atonce import both, held, life, of
 from tiny import left_padded, prompt
 
 import kvlab
@@ -15,31 +14,6 @@ from kvlab.fast.step import made
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = ("full", "int8", "int4:group=16", "fp8", "fp8:format=e5m2", "static")
-
-
-def life(spec, rows=1, steps=40):
-    """Steps past the room of the first buffer, a fork, a crop, a copy, and a reset."""
-
-    def say(fast):
-        cache = kvlab.make_cache(fast, spec)
-        stepper = kvlab.Stepper(fast, cache)
-        found = [stepper.feed(prompt(13, rows), last=True)]
-        found += [stepper.feed(prompt(1, rows, seed=step), last=True) for step in range(steps)]
-        found += held(cache)
-        stepper.fork(torch.tensor([0, rows - 1]))
-        found += [stepper.feed(prompt(1, 2, seed=step), last=True) for step in range(3)]
-        cache.crop(-2)
-        twin = copy.deepcopy(cache)
-        with torch.no_grad():
-            for seed, each in enumerate((cache, twin, cache, twin)):
-                found.append(fast(prompt(1, 2, seed=seed), past_key_values=each).logits)
-        found += [*held(cache), *held(twin)]
-        cache.reset()
-        stepper = kvlab.Stepper(fast, cache)
-        found += [stepper.feed(prompt(5), last=True), stepper.feed(prompt(1), last=True), *held(cache)]
-        return found
-
-    return say
 
 
 @pytest.mark.parametrize("spec", METHODS)

@@ -1,10 +1,8 @@
 """A step through all layers in one call after which one token of every head goes: as layer by layer."""
 
-import copy
-
 import pytest
 import torch
-from fast.atonce import SHAPES, both, held, of
+from fast.atonce import SHAPES, both, held, life, of
 from tiny import prompt
 
 import kvlab
@@ -32,28 +30,13 @@ def left(cache) -> list:
 
 
 def going(made, rows=1, steps=40):
-    """Steps after which one token goes, past two closings of slots; a fork, a copy and another row."""
-
-    def say(fast):
-        stepper = kvlab.Stepper(fast, cache := made(fast))
-        found = [stepper.feed(prompt(120, rows), last=True)]
-        for step in range(steps):
-            found += [stepper.feed(prompt(1, rows, seed=step), last=True), *left(cache)]
-        stepper.fork(torch.tensor([rows - 1, 0]))
-        found += [stepper.feed(prompt(1, 2, seed=step), last=True) for step in range(3)]
-        twin = copy.deepcopy(cache)
-        with torch.no_grad():
-            for seed, each in enumerate((cache, twin, cache, twin)):
-                found.append(fast(prompt(1, 2, seed=seed), past_key_values=each).logits)
-        return [*found, *left(cache), *left(twin)]
-
-    return say
+    """Steps after which one token goes, past two closings of slots."""
+    return life(made, rows, steps, 120, left, 0)
 
 
 @pytest.mark.parametrize("spec, rows", [(spec, (1, 3)[i % 2]) for i, spec in enumerate(GOING)])
 def test_one_token_goes_as_layer_by_layer(model, spec, rows, went, monkeypatch):
-    made = lambda fast: kvlab.make_cache(fast, spec)
-    found, expected = both(model("of three", **LONG), going(made, rows), monkeypatch)
+    found, expected = both(model("of three", **LONG), going(spec, rows), monkeypatch)
     assert sum(went) >= 38 and all(map(torch.equal, found, expected)) and len(found) == len(expected)
 
 

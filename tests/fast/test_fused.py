@@ -124,21 +124,6 @@ def llama():
     return tiny("llama", hidden_size=128, num_key_value_heads=2)  # heads of 32
 
 
-@pytest.fixture()
-def steps(monkeypatch):
-    """A list that grows by one entry for every layer's step that went in one call."""
-    made, call = [], Fused.call
-
-    def counted(self, store, *args):
-        out = call(self, store, *args)
-        if out is not None:
-            made.append(store)
-        return out
-
-    monkeypatch.setattr(Fused, "call", counted)
-    return made
-
-
 def life(model, store):
     """Logits of a cache that is read, forked, cropped, copied, reset and filled again."""
     cache = kvlab.KVCache(model, store=store)
@@ -164,21 +149,21 @@ def life(model, store):
 @pytest.mark.parametrize("buffer", [Growing, lambda form: Static(60, form)])
 @pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3", "int5", "nvfp4", "rotated"])
 @torch.no_grad()
-def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch):
+def test_a_cache_says_the_same_with_and_without(name, buffer, fused, monkeypatch):
     """To the bit: both write the same and attend by the same kernel."""
     model = llama()
     found = life(model, buffer(FORMS[name]))
-    assert len(steps) > 3 * 2 * 20
+    assert len(fused) > 3 * 2 * 20
     monkeypatch.setattr(Fused, "of", lambda *_: None)
-    count = len(steps)
+    count = len(fused)
     expected = life(model, buffer(FORMS[name]))
-    assert len(steps) == count and all(map(torch.equal, found, expected))
+    assert len(fused) == count and all(map(torch.equal, found, expected))
 
 
 KIVI = {"bits": 4, "group": 5, "recent": 7}
 
 
-def both(make, held, steps, monkeypatch, pauses=(18, 19)):
+def both(make, held, fused, monkeypatch, pauses=(18, 19)):
     """(What 24 steps say and hold, in one call each; the same without): rows with padding, one that pauses, a
     fork, and on top in the end. make() -> a cache; held(layer) -> tensors of a layer."""
     model, found = llama(), []
@@ -186,7 +171,7 @@ def both(make, held, steps, monkeypatch, pauses=(18, 19)):
         if without:
             monkeypatch.setattr(Fused, "of", lambda *_: None)
         cache = make(model)
-        stepper, count = kvlab.Stepper(model, cache), len(steps)
+        stepper, count = kvlab.Stepper(model, cache), len(fused)
         ids, mask = left_padded([prompt(33, seed=1), prompt(14, seed=2), prompt(21, seed=3)])
         seen = [stepper.feed(ids, mask, last=True)]
         for step in range(24):
@@ -198,18 +183,18 @@ def both(make, held, steps, monkeypatch, pauses=(18, 19)):
             seen.append(stepper.feed(prompt(1, 3, seed=step), real, last=True))
             seen += [tensor for layer in cache.layers for tensor in held(layer)]
         found.append(seen)
-        assert (len(steps) - count >= 3 * 10) is not without
+        assert (len(fused) - count >= 3 * 10) is not without
     return found
 
 
 @torch.no_grad()
-def test_kivi_holds_the_same_with_and_without(steps, monkeypatch):
+def test_kivi_holds_the_same_with_and_without(fused, monkeypatch):
     def held(layer):
         one = layer.store
         return [*one.window, *one.keys, *one.blocks, *one.values, one.recents_real[:, :, : one.filled]]
 
     make = lambda model: kvlab.KVCache(model, store=Kivi(**KIVI))
-    assert all(map(torch.equal, *both(make, held, steps, monkeypatch, pauses=())))
+    assert all(map(torch.equal, *both(make, held, fused, monkeypatch, pauses=())))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), 65536.0])
@@ -235,7 +220,7 @@ def fed(cache, model, mask=None, rows=1):
         stepper.feed(prompt(1, rows, seed=step))
 
 
-def test_what_is_no_such_step_goes_as_before(steps):
+def test_what_is_no_such_step_goes_as_before(fused):
     model = llama()
     turned = Sinks(9, renumber=True)
     for answers in (
@@ -262,7 +247,7 @@ def test_what_is_no_such_step_goes_as_before(steps):
     fed(kvlab.make_cache(tiny("llama"), "full"), tiny("llama"))  # heads of 8
     double = copy.deepcopy(llama()).double()
     fed(kvlab.make_cache(double, "full"), double)
-    assert not steps
+    assert not fused
 
 
 KEEPS = (
@@ -278,7 +263,7 @@ PAIRS = [*((spec, [*STORES][i % 3]) for i, spec in enumerate(KEEPS)), *((KEEPS[0
 
 @pytest.mark.parametrize("spec, store", dict.fromkeys(PAIRS))
 @torch.no_grad()
-def test_a_keep_holds_the_same_with_and_without(spec, store, steps, monkeypatch):
+def test_a_keep_holds_the_same_with_and_without(spec, store, fused, monkeypatch):
     """Positions, numbers held, and logits to the bit; each keep over one of the stores."""
 
     def make(model):
@@ -289,4 +274,4 @@ def test_a_keep_holds_the_same_with_and_without(spec, store, steps, monkeypatch)
         there = layer.positions >= 0
         return [layer.positions, *(part[there] for part in layer.store.read(torch.device("cpu")))]
 
-    assert all(map(torch.equal, *both(make, held, steps, monkeypatch)))
+    assert all(map(torch.equal, *both(make, held, fused, monkeypatch)))
