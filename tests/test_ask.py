@@ -18,7 +18,10 @@ from kvlab import cli
 
 CONTEXT = "The brown dog Otis slept by the river. The red cat Mia ran to the barn."
 ASKED = ["Question: the brown dog", "Question: the red cat"]
-METHODS = ["full", "recompute", "kivi2:group=4,recent=6", "h2o:budget=0.5", "kvzip:budget=0.4", "infinigen"]
+METHODS = [
+    "full", "recompute", "kivi2:group=4,recent=6", "h2o:budget=0.5", "kvzip:budget=0.4", "infinigen",
+    "topk:budget=3", "quest:budget=4,page=1,full_layers=0",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +88,12 @@ def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protoc
 
 def test_recompute_answers_at_once_as_alone_where_windows_count():
     """Padding between a context and a question would be counted by transformers' windows."""
-    model, tokenizer = tiny("mistral", vocab_size=4160), kvlab.load()[1]
+    model, tokenizer = tiny("mistral", vocab_size=4160, sliding_window=7), kvlab.load()[1]
     asked = ["Question: the brown dog", "a", "The red cat Mia ran to the barn and to the river"]
     how = {"method": "recompute", "max_new_tokens": 5}
     alone = kvlab.ask(model, tokenizer, CONTEXT, asked, **how)
     found = kvlab.ask(model, tokenizer, CONTEXT, asked, **how, batch_size=3)
     assert [one.tokens for one in found] == [one.tokens for one in alone]
-
-
-@pytest.mark.parametrize("method", ["topk:budget=3", "quest:budget=4,page=1,full_layers=0", "int4"])
-def test_a_question_of_two_tokens_is_read_alike_alone_and_beside_another(loaded, method):
-    """Alone its first token would be a step, which chooses what it fetches."""
-    context = "The brown dog Otis slept by the river. The red cat Mia ran to the barn. " * 6
-    for asked in ("the", "Mia", "a", "The"):
-        how = {"method": method, "max_new_tokens": 6}
-        (alone,) = kvlab.ask(*loaded, context, [asked], **how)
-        beside = kvlab.ask(*loaded, context, [asked, "Question: the red cat"], **how, batch_size=2)[0]
-        assert alone.tokens == beside.tokens, asked
 
 
 @pytest.mark.parametrize(

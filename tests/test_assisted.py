@@ -57,12 +57,3 @@ def test_a_later_turn_is_refused(spec):
     with pytest.raises(ValueError, match=f"^assisted decoding .* this cache holds {held} tokens"):
         model.generate(ids, past_key_values=cache, prompt_lookup_num_tokens=4, **HOW)
     assert cache.get_seq_length() == held
-
-
-def test_a_crop_says_what_is_true():
-    model = tiny("llama")
-    for spec, why in (("h2o:budget=300", "has evicted nothing yet"), ("h2o:budget=5", "has evicted tokens")):
-        cache = kvlab.make_cache(model, spec)
-        kvlab.Stepper(model, cache).feed(prompt(20))
-        with pytest.raises(ValueError, match=f"crop: H2O {why}"):
-            cache.crop(-2)

@@ -196,19 +196,6 @@ def theirs_row(model, ids):
     return cache
 
 
-def test_a_window_that_has_moved_on_cannot_go_back():
-    ours, (ids, _) = kvlab.prepare(family("Gemma 3")), texts()
-    cache = kvlab.make_cache(ours, "full")
-    with torch.no_grad():
-        ours(ids[:, :5], past_key_values=cache)
-        cache.crop(-2)
-        assert cache.get_seq_length() == 3
-        ours(ids[:, 3:20], past_key_values=cache)
-    with pytest.raises(ValueError, match="crop: the window has left tokens behind"):
-        cache.crop(-2)
-    assert {layer.seen for layer in cache.layers} == {20}
-
-
 @pytest.mark.parametrize("name", ["Doge", "DiffLlama", "Gemma 3n"])
 def test_a_refused_model_attends_as_before(name):
     own, (ids, _) = refused(name).eval(), texts()

@@ -49,6 +49,7 @@ def test_every_method_decodes_and_forks_as_on_one_device(spread, spec):
     for layer in cache.layers:
         for _, tensor in layer.tensors():
             assert tensor.device.type == "cpu"  # where the block runs, not where its weights rest
+        assert spec.startswith("shadowkv") or layer.keys.isfinite().all()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no second device beside the CPU")
@@ -77,14 +78,6 @@ def test_weights_that_are_not_there_are_not_changed(tmp_path, change):
     )
     with pytest.raises(ValueError, match="offloads some"):
         change(prepare(model.eval()))
-
-
-@pytest.mark.parametrize("spec", ["full", "h2o:budget=8", "quest", "kvquant", "recompute"])
-def test_a_model_whose_first_weights_are_on_disk_decodes_and_shows_its_keys(spread, spec):
-    right = kvlab.decode(tiny("llama"), prompt(20), kvlab.make_cache(tiny("llama"), spec), 4)
-    cache = kvlab.make_cache(spread, spec)
-    assert torch.equal(kvlab.decode(spread, prompt(20), cache, 4).tokens, right.tokens)
-    assert all(layer.keys.isfinite().all() for layer in cache.layers)
 
 
 @pytest.mark.parametrize("seed", range(6))

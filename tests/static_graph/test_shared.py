@@ -44,18 +44,6 @@ def test_the_session_reads_the_models_own_weights(family, graphs):
     assert kept < least
 
 
-def test_a_weight_that_is_changed_in_place_changes_the_graph():
-    model = copy.deepcopy(tiny("llama", **SMALL))
-    made = StaticGraphEngine(model, S)
-    before = made.feed(made.manager(), [3])
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(2)
-    after = made.feed(made.manager(), [3])
-    with torch.no_grad():
-        expected = model(torch.tensor([[3]]), use_cache=False).logits[0].numpy()
-    assert np.allclose(after, expected, atol=1e-4) and not np.allclose(after, before, atol=1e-2)
-
-
 def doubled(model):
     for weight in model.parameters():
         weight.data = weight.data * 2
@@ -66,7 +54,8 @@ def replaced(model):
     head.weight = torch.nn.Parameter(head.weight.detach() * 2)
 
 
-CHANGES = {
+WEIGHTS = {
+    "changed in place": lambda model: model.get_output_embeddings().weight.data.mul_(2),
     "shared with processes": lambda model: model.share_memory(),
     "data replaced": doubled,
     "there and back": lambda model: model.half().float(),
@@ -77,14 +66,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_weights_that_went_elsewhere_are_read_there(change):
+@pytest.mark.parametrize("change", WEIGHTS.values(), ids=WEIGHTS)
+def test_weights_that_changed_or_went_elsewhere_are_read_where_they_are(change):
     """What was freed is never read: the graph would answer from another tensor's numbers."""
     model = copy.deepcopy(tiny("llama", **SMALL))
     made = StaticGraphEngine(model, S)
-    before = {weight.data_ptr() for weight in model.parameters()}
     change(model)
-    assert before != {weight.data_ptr() for weight in model.parameters()}
     kept = [torch.full_like(weight, 7.0) for weight in model.parameters()]  # where they were, perhaps
     with torch.no_grad():
         expected = model(torch.tensor([[3]]), use_cache=False).logits[0].numpy()
