@@ -60,21 +60,25 @@ def kit(tmp_path_factory):
     return made
 
 
+def clean(*more: str) -> dict[str, str]:
+    """The environment without anything of this project's, and without what begins with one of these."""
+    ours = ("PYTHON", "VIRTUAL_ENV", *more)
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 def shell(folder, *arguments):
-    """start.sh, with nothing of this project's environment around it."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "HF_"))}
-    clean["PYTHON"] = sys.executable
+    """start.sh, as a learner starts it."""
     return subprocess.run(
-        ["/bin/sh", str(folder / "start.sh"), *arguments], capture_output=True, text=True, env=clean, cwd="/"
-    )
+        ["/bin/sh", str(folder / "start.sh"), *arguments], capture_output=True, text=True, cwd="/",
+        env=clean("HF_") | {"PYTHON": sys.executable},
+    )  # fmt: skip
 
 
 def run(kit, notebook):
     """{"ended": the error's lines, "texts": [stream, text] of every output}"""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     ran = subprocess.run(
-        [str(kit / ".venv/bin/python"), "-c", RUN, str(notebook)], capture_output=True, text=True, env=clean,
-        cwd="/",
+        [str(kit / ".venv/bin/python"), "-c", RUN, str(notebook)], capture_output=True, text=True, cwd="/",
+        env=clean(),
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
@@ -108,10 +112,9 @@ def test_what_chapters_tell_learners_to_type_works_on_the_command_line_of_the_ki
 
 def typed(kit, *lines):
     """What the command line of a kit says to these lines, on both streams."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     ran = subprocess.run(
         ["/bin/sh", str(kit / "start.sh"), "--shell"], input="\n".join(lines) + "\n", text=True, cwd="/",
-        env=clean | {"SHELL": "/bin/sh"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=clean() | {"SHELL": "/bin/sh"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return ran.stdout
 
@@ -128,7 +131,6 @@ def test_a_damaged_installation_is_mended_and_a_class_is_tabulated(kit):
     (line,) = re.findall(r"(?m)^    (\.venv/bin/python .*)$", text)
     sheets = re.findall(r"(?m)^    ((?:name|Ada),.*)$", text)
     (kit / "class.csv").write_text("\n".join(sheets) + "\n", encoding="utf-8")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    ran = subprocess.run(line, shell=True, cwd=kit, env=clean, capture_output=True, text=True)
+    ran = subprocess.run(line, shell=True, cwd=kit, env=clean(), capture_output=True, text=True)
     assert ran.returncode == 0 and "| 1. Without a cache | 0 of 1 | 1 of 1 |" in ran.stdout, ran.stderr
     assert (kit / "answers.png").read_bytes().startswith(b"\x89PNG")
