@@ -4,8 +4,6 @@ The protocol is Chrome's DevTools protocol (https://chromedevtools.github.io/dev
 websocket. Nothing is downloaded: the browser is the one that is installed, or there is none.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

@@ -3,8 +3,6 @@
 The environment is set before torch, transformers or datasets are imported anywhere.
 """
 
-from __future__ import annotations
-
 import gc
 import ipaddress
 import os

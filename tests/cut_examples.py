@@ -1,7 +1,5 @@
 """The example prompts of docs/protocols.md, one for each row of its table, alone and in a chat template."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Write models.json again from its configurations: `python -m tests.described`."""
 
-from __future__ import annotations
-
 import json
 
 from kvlab.bill.data import HERE, table

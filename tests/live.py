@@ -1,7 +1,5 @@
 """What tests ask of the live page: documents, questions, and what kvlab answers to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """`kvlab doctor`: one line per check, and a check that fails says what to do."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

@@ -1,7 +1,5 @@
 """`kvlab methods NAME`: every parameter of every method is explained."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

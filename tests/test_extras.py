@@ -1,7 +1,5 @@
 """Extras: without one, every command that needs it says so in one line, and the others do without."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Bars and timelines are drawn to scale, in the methods' colours."""
 
-from __future__ import annotations
-
 from kvlab import plots
 
 

@@ -1,7 +1,5 @@
 """The files that set kvlab up say the same thing."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

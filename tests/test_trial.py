@@ -1,7 +1,5 @@
 """`kvlab doctor --method`: what is wrong with a method of one's own is one line, and the right line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

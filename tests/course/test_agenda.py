@@ -1,7 +1,5 @@
 """The agendas fit the chapters as they are, and the day that they promise."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Learner and instructor editions. What is handed out: kit/test_pack.py."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

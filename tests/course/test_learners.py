@@ -1,7 +1,5 @@
 """Learners write: how much of a chapter is theirs, and whether a prediction waits for its measurement."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

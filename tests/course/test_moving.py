@@ -1,7 +1,5 @@
 """The moving picture says what is true, plays by itself, obeys its controls, and can be a still."""
 
-from __future__ import annotations
-
 import json
 
 from course import moving

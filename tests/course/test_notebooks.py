@@ -1,7 +1,5 @@
 """Rules that every notebook keeps, and proof that a changed number would be noticed."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The quiz says what every wrong answer shows, and a class's table equals a count by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from course import answers, quiz

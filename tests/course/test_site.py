@@ -3,8 +3,6 @@
 `make test-site` looks at what `make site` has built (KVLAB_SITE names the folder); without it, tests skip.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import importlib.util
 import os

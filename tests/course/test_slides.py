@@ -1,7 +1,5 @@
 """Slides show what cells hold, are read from the back of a room, and need no network."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

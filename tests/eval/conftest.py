@@ -1,7 +1,5 @@
 """A tiny random Llama with a tokenizer of its own, saved as a folder: quick, offline, no checkpoint."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scoring through the cache: equal to lm-eval's own model under `full`, whatever the batch size."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """Agreement with the full cache: exact for full itself, near for what stores everything, less for others."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of documents: what a method lost comes first, with its answer and the evidence that it held."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -4,8 +4,6 @@ Where a token ends inside a character, that character is the last it has a part 
 part of the next one.
 """
 
-from __future__ import annotations
-
 import pytest
 from cut_examples import SHOTS, SYSTEM, chatting
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

@@ -1,7 +1,5 @@
 """Protocols are side by side; other settings have tables of their own; other models and code are left out."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

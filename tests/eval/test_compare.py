@@ -1,7 +1,5 @@
 """`compare`: the harness in one call gives what the command line gives, for methods entered here too."""
 
-from __future__ import annotations
-
 import pytest
 
 import kvlab

@@ -1,7 +1,5 @@
 """A model's digest is of its contents: copies and new conversions share it, another weight does not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

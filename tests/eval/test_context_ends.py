@@ -1,7 +1,5 @@
 """Where prompts are cut: the examples of docs/protocols.md, one for every row of the table."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A pool of devices, and shards in one folder, make what one run makes."""
 
-from __future__ import annotations
-
 import pytest
 
 from eval.command import main

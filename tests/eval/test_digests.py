@@ -1,7 +1,5 @@
 """What a stored number stands on: the code that makes numbers, classes of one's own, profiles, models."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import sys

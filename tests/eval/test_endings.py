@@ -1,7 +1,5 @@
 """However a run ends and wherever it stands, one line says it: full disks, gone readers, no home."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

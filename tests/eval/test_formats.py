@@ -1,7 +1,5 @@
 """A paper's formats and the tidy frame say what the report says."""
 
-from __future__ import annotations
-
 import re
 import sys
 

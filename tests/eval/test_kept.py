@@ -1,7 +1,5 @@
 """A run that is killed keeps every finished batch, and what goes on from there gives the same cells."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,8 +4,6 @@ Two questions of other lengths are asked of the same contexts, and the kept sets
 has been compressed, and once the question has been fed. The comparison sees a question that is inside.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

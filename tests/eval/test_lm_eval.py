@@ -1,7 +1,5 @@
 """lm-eval as its users know it: its own command line with our model, and its options on ours."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from pathlib import Path

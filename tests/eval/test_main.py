@@ -1,7 +1,5 @@
 """The command line: bad input is one line and exit code 2, Ctrl-C keeps what is finished."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """lm-eval's own command line, as far as kvlab prepares it: its words, its file, and what is bad in them."""
 
-from __future__ import annotations
-
 import json
 import sys
 

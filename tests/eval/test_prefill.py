@@ -1,7 +1,5 @@
 """One prefill for many caches: a filled cache is the one that was prefilled."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a run says while it goes on, where there is no terminal: a line for every cell, and the time left."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import time

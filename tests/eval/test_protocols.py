@@ -1,7 +1,5 @@
 """What is compressed and what is asked: equal under `full`, and counted."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

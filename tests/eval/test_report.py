@@ -1,7 +1,5 @@
 """The report: every method is in it, it stands by itself, and its marks say what the numbers say."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The store: atomic, resumable, honest about damage; the tables have the promised fields."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What is kept of every document: question, gold, answer, and what was held of the evidence."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What tasks are told, and what they are not, is refused in one line that says what is expected."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Which two methods differ: McNemar's test of every pair, Holm's correction, and `--against`."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Speed: what is measured is what is said; no assertion on how fast anything is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

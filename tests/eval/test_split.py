@@ -1,7 +1,5 @@
 """A sweep whose model's heads are split among two processes gives the table of one."""
 
-from __future__ import annotations
-
 import pytest
 from split import torchrun
 

@@ -1,7 +1,5 @@
 """A file says what a command line does; lm-eval's spellings of options are ours; a run is one such file."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

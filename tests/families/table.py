@@ -1,7 +1,5 @@
 """The table of families: what every method gives on every family, and what a planted fault does."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

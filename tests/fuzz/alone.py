@@ -1,7 +1,5 @@
 """What a row of a batch gives and holds alone, from a fresh cache or from transformers' own attention."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 

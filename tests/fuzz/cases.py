@@ -1,7 +1,5 @@
 """What the state machine tries: every method, at settings that make it do something, and models for them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ What a fresh cache holds is compared with its definition in `tests/reference`.
 `python -m fuzz SECONDS` (`make fuzz`) goes on with new seeds for so long.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import tempfile

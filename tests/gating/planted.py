@@ -3,8 +3,6 @@
 `PYTHONPATH=tests python -m gating.planted` writes what every format then costs, for docs/gate.md.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulator beside a real GPU's bars: operators as they were counted once, seconds from the same run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

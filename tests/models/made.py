@@ -1,7 +1,5 @@
 """Small GGUF files, made from a seeded random Llama as llama.cpp's converter would make them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from tokenizers.pre_tokenizers import ByteLevel

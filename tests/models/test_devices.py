@@ -1,7 +1,5 @@
 """A model over several devices: every method as on one, and a layer of a cache lives where its block runs."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """A model that kvlab has touched computes what it did before, in every pass that carries no kvlab cache."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

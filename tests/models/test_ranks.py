@@ -1,7 +1,5 @@
 """Tensor parallelism: two processes that share a model's heads give what one gives, method by method."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What a link to a GPU does, with a CPU in the GPU's place: pinned memory is ordinary memory here, and events
 and streams are stand-ins. Bytes and copies are counted, nothing is timed."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

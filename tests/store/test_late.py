@@ -1,7 +1,5 @@
 """On a GPU a token that cannot be stored is refused when the next one comes; here the device is pretended."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import prompt, tiny

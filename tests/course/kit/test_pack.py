@@ -1,7 +1,5 @@
 """The two zips: what is in them, and that learners are handed no answer."""
 
-from __future__ import annotations
-
 import html
 import io
 import posixpath

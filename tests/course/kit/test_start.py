@@ -1,7 +1,5 @@
 """The set-up of a kit meets bad machines: each gets one line that says what to do."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.util

@@ -4,8 +4,6 @@ An environment is made from the zip alone, in a folder named with a space and an
 `sh start.sh`. In it the chapters run, also from another folder; another kit's notebook says what to do.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The live page, built once a module, in Chromium."""
 
-from __future__ import annotations
-
 import random
 from urllib.parse import urlencode
 

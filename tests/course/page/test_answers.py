@@ -4,8 +4,6 @@ Names and facts are drawn from KVLAB_PAGE_SEED, by default the same in every run
 failure prints the seed.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

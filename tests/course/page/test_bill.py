@@ -1,7 +1,5 @@
 """The live page's bill is kvlab's."""
 
-from __future__ import annotations
-
 import json
 import random
 

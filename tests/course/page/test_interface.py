@@ -1,7 +1,5 @@
 """The live page in the hands of a person: keys, links, the tour, widths, light and dark."""
 
-from __future__ import annotations
-
 import importlib.resources
 import importlib.util
 import json

@@ -17,8 +17,6 @@ beside its mistake: ? is behind those that are true but vague, ! would be behind
 the page are made by `python tests/course/teaching/planted.py`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

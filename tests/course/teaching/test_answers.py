@@ -1,7 +1,5 @@
 """What learners answer (`planted`): right answers are accepted, planted mistakes told."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -3,8 +3,6 @@
 What learners answer, written independently of the checks, is in `test_answers.py`.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of a cache: each can be switched off, and what it costs is counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A learner's own cache: it decodes the models as the full cache does, and its parts are kept in a file."""
 
-from __future__ import annotations
-
 import ast
 import json
 import linecache

@@ -1,7 +1,5 @@
 """What a learner predicted and answered: kept, counted, and shared in a folder."""
 
-from __future__ import annotations
-
 from course.teaching import check
 
 

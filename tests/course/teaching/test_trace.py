@@ -1,7 +1,5 @@
 """What `held_by_step` writes down is what the cache holds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import prompt, tiny

@@ -1,7 +1,5 @@
 """What real models wrote is shown as it was stored, and asked of what is there."""
 
-from __future__ import annotations
-
 from course import asking as asked
 from course.teaching import lease, words
 

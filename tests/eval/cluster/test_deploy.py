@@ -1,7 +1,5 @@
 """The files that start a cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

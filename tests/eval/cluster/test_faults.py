@@ -4,8 +4,6 @@ They are marked `ray`: `make test-ray`. What waits here waits long, since a mach
 timed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

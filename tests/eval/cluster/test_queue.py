@@ -1,7 +1,5 @@
 """The queue: who does a job again, on a Ray that answers at once and whose actors die when told to."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What is refused before Ray is started: one line each."""
 
-from __future__ import annotations
-
 import socket
 import sys
 

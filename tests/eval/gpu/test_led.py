@@ -1,7 +1,5 @@
 """A run that takes over another run's codes: what differs by rounding is a tie, what is wrong is not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

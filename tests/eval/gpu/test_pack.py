@@ -1,7 +1,5 @@
 """What an unconnected machine is handed, and that it runs there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Events, streams, graphs and memory counters are stand-ins that do nothing wrong;
 order of calls are tried, and what a failure does, but no number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every stage of `python -m eval gpu` in small, as far as a CPU goes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

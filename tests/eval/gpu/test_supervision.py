@@ -1,7 +1,5 @@
 """What the process of `python -m eval gpu` does, and what is done when it does not."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

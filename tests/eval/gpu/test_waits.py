@@ -1,8 +1,6 @@
 """No decode step of a method on a device waits for the device: a captured step may not, and an eager one
 would stand still. Here, on a CPU, by the names of the functions that would wait."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Attention by its definition (Vaswani et al. 2017, section 3.2.1): of one query, and of a whole prompt."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Keep: which tokens one KV head holds. Where two tokens are equally good, the older one stays."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """Latent: attention of one head over what its K and V are made of, in both ways (DeepSeek-V2, 2024, section
 2.1)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Place: which tokens held on the host a step fetches, and what that moves."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Preallocated: K and V of a layer in buffers reserved at the start, written in place (*KV Cache*, n.d.)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Static graph: a graph of fixed shapes attends to S tokens: S - 1 rows of a buffer, and the new one."""
 
-from __future__ import annotations
-
 
 def window(appended: int, length: int) -> list[int]:
     """Position held in every row of the S - 1 after so many appends: the newest last, -1 for padding."""

@@ -1,7 +1,5 @@
 """Store: how numbers are written down. Codes are computed in fp32, so that they compare bit by bit."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
