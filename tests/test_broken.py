@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from families.models import FAMILIES, LATENT, build, family
-from tiny import EACH, interrupt, left_padded, prompt, tiny
+from tiny import EACH, begun, interrupt, left_padded, prompt, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvlab
@@ -98,9 +98,8 @@ def test_what_follows_an_interrupt_is_right_or_refused(name):
 def test_padded_knows_where_its_rows_broke_off(at, monkeypatch):
     """They are fed one after the other."""
     model, token = tiny("llama"), prompt(1, rows=2)
-    cache = kvlab.make_cache(model, "padded:length=40,chunk=1")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(12, rows=2))
+    stepper = begun(model, "padded:length=40,chunk=1", prompt(12, rows=2))
+    cache = stepper.cache
     feed, rows = cache.engine.feed, []
 
     def stops(manager, tokens, prompt):
@@ -144,8 +143,7 @@ def test_a_hook_may_look_at_the_cache_and_not_copy_it():
 def test_padding_that_would_change_a_row_is_refused(name, spec):
     """A row of a batch would answer otherwise than alone."""
     model = kvlab.prepare(family(name))
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(*left_padded([prompt(12), prompt(7, seed=1)]))
+    stepper = begun(model, spec, left_padded([prompt(12), prompt(7, seed=1)]))
     stepper.copied().feed(prompt(2, 2))
     with pytest.raises(
         ValueError, match=r"padding between a row's tokens (moves the state of a|takes places in)"
@@ -156,8 +154,7 @@ def test_padding_that_would_change_a_row_is_refused(name, spec):
 @pytest.mark.parametrize("name", ["LFM2", "Falcon-H1", "Qwen3-Next", "Llama"])
 def test_a_pass_of_other_rows_loses_nothing(name):
     model = kvlab.prepare(family(name))
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
-    stepper.feed(prompt(9, 2))
+    stepper = begun(model, "full", prompt(9, 2))
     expected = stepper.copied().feed(prompt(1, 2))
     for rows in (1, 3):
         with pytest.raises(ValueError, match=f"batch of {rows} rows, but the cache holds 2"), torch.no_grad():
@@ -277,8 +274,7 @@ def test_a_latent_pass_that_breaks_off_leaves_the_next_attention_alone(how, then
 
     with torch.no_grad():
         expected = run()
-        stepper = kvlab.Stepper(latent, kvlab.make_cache(latent, "full"))
-        stepper.feed(IDS[:, :5])
+        stepper = begun(latent, "full", IDS[:, :5])
         if how == "refused":
             with pytest.raises(ValueError, match="batch of 2 rows"):
                 latent(IDS[:, 5:6].repeat(2, 1), past_key_values=stepper.cache)
@@ -356,6 +352,5 @@ def test_a_step_waits_for_the_blocks_of_another_request():
     assert not first.cache.broken
     other.cache.reset()
     found = first.feed(ids[:, :1], last=True)
-    alone = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
-    alone.feed(ids)
+    alone = begun(model, "full", ids)
     assert torch.allclose(found, alone.feed(ids[:, :1], last=True), atol=1e-4)

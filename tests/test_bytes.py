@@ -8,7 +8,7 @@ import pytest
 import torch
 from every import EVERY, make
 from families.models import family
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.policy import State
@@ -138,9 +138,8 @@ def test_resident_pages_of_unified_memory_are_device_bytes():
     model = tiny("llama")
     for memory, share in ((1000, 1.0), (0.5, 0.5), (25, 0.5), (0, 0.0)):
         for link in ("", ",link=1e10"):
-            cache = kvlab.make_cache(model, f"uvm:memory={memory}{link}")
-            stepper = kvlab.Stepper(model, cache)
-            stepper.feed(prompt(50, 2))
+            stepper = begun(model, f"uvm:memory={memory}{link}", prompt(50, 2))
+            cache = stepper.cache
             cache.stats()
             stepper.feed(prompt(1, 2))
             found, per_token = (
@@ -154,9 +153,8 @@ def test_resident_pages_of_unified_memory_are_device_bytes():
 
 def test_room_for_partial_keys_to_come_is_spare():
     model = tiny("llama")
-    cache = kvlab.make_cache(model, "infinigen:budget=0.5,full_layers=1")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(40))
+    stepper = begun(model, "infinigen:budget=0.5,full_layers=1", prompt(40))
+    cache = stepper.cache
     tight = cache.stats()
     assert tight.spare_bytes == 0
     stepper.feed(prompt(1))

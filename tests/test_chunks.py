@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 
@@ -14,9 +14,8 @@ def test_the_end_of_the_prompt():
     def held(cache):
         return cache.stats().tokens_held
 
-    cache = kvlab.make_cache(model, "snapkv:budget=10,window=4")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(30))
+    stepper = begun(model, "snapkv:budget=10,window=4", prompt(30))
+    cache = stepper.cache
     assert held(cache) == 10
     stepper.feed(prompt(8))  # a question after a compressed context
     assert held(cache) == 18

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
@@ -141,9 +141,8 @@ def test_ids_and_masks_of_any_kind_are_read_or_refused_in_one_line(seed):
 def test_a_stepper_goes_on_with_a_cache_that_was_filled_by_hand(method):
     """Also after a reset; with the keys and values of a prompt, so that its continuation is known."""
     model, ids = tiny("llama"), prompt(24, rows=2)
-    cache = kvlab.make_cache(model, method)
-    expected = kvlab.Stepper(model, cache)
-    expected.feed(ids[:, :20])
+    expected = begun(model, method, ids[:, :20])
+    cache = expected.cache
     expected = [expected.feed(ids[:, at : at + 1]) for at in range(20, 24)]
     cache.reset()
     for layer, given in zip(cache.layers, recorded(model, ids[:, :20]), strict=True):

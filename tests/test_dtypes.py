@@ -8,7 +8,7 @@ import torch
 from every import LINKED
 from families.models import family
 from families.profiles import profiled
-from tiny import EACH, SAME, prompt, rounds, tiny
+from tiny import EACH, SAME, begun, prompt, rounds, tiny
 
 import kvlab
 from kvlab.faster import compiled, lodger
@@ -83,9 +83,7 @@ def test_a_cache_is_of_one_dtype(spec):
     draw = random.Random(spec)
     first, later = draw.sample((torch.float32, torch.bfloat16, torch.float64), 2)
     model = copy.deepcopy(tiny("llama")).to(first)
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(prompt(20, 2))
-    stepper.feed(prompt(1, 2))
+    stepper = begun(model, spec, prompt(20, 2), prompt(1, 2))
     model.to(later)
     with pytest.raises(ValueError, match=r"layer 0: K is torch\.\w+, but the cache was filled in torch\.\w+"):
         stepper.feed(prompt(draw.choice((1, 3)), 2))

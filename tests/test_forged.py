@@ -13,7 +13,7 @@ import torch
 from families.profiles import profiled
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
@@ -89,8 +89,7 @@ def test_what_cannot_be_saved_or_read_is_refused_in_one_line(tmp_path):
 
 def test_no_other_configuration_or_weight_is_taken_for_the_models_own(tmp_path):
     model, path = tiny("llama", intermediate_size=8192), tmp_path / "cache"
-    cache = kvlab.make_cache(model, "full")
-    Stepper(model, cache).feed(torch.arange(20)[None])
+    cache = begun(model, "full", torch.arange(20)[None]).cache
     cache.save(path)
     turned, tripled, last, head = (copy.deepcopy(model) for _ in range(4))
     turned.config.rope_parameters["rope_theta"] = 500.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from every import COMPOSED, LINKED, make
 from families.models import family
-from tiny import NEUTRAL, prompt, refused, rounds, tiny
+from tiny import NEUTRAL, begun, prompt, refused, rounds, tiny
 
 import kvlab
 from kvlab.keep import H2O
@@ -59,9 +59,8 @@ def test_pickling_is_refused_in_one_line(spec):
 
 def test_a_crop_of_nothing_takes_nothing_from_any_layer():
     model = kvlab.prepare(family("Falcon-H1"))
-    cache = kvlab.make_cache(model, "h2o:budget=5")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(9))
+    stepper = begun(model, "h2o:budget=5", prompt(9))
+    cache = stepper.cache
     cache.crop(0)
     assert stepper.feed(prompt(1)).isfinite().all()
 
@@ -70,8 +69,7 @@ def test_crop_with_padding_and_to_nothing():
     model, ids = tiny("llama"), prompt(10, rows=2)
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
-    cache = kvlab.make_cache(model, "full")
-    kvlab.Stepper(model, cache).feed(ids, mask)
+    cache = begun(model, "full", (ids, mask)).cache
     with pytest.raises(ValueError, match="negative"):
         cache.crop(3)
     cache.crop(-2)
@@ -111,8 +109,7 @@ def test_a_cache_that_was_filled_with_gradients_is_copied(name):
 )
 def test_rows_that_are_none_are_one_line(spec, rows):
     model = tiny("llama")
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(prompt(9, 2))
+    stepper = begun(model, spec, prompt(9, 2))
     with pytest.raises(ValueError, match=r"^rows is torch\.\w+ \([^)]*\): expected one or more rows of 2"):
         stepper.fork(torch.tensor(rows))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families.profiles import profiled
-from tiny import tiny
+from tiny import begun, tiny
 
 import kvlab
 from kvlab.decode import Stepper
@@ -49,8 +49,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
 def test_a_loaded_cache_does_not_change_with_its_file(tmp_path):
     model, path, ids = tiny("llama"), tmp_path / "cache.safetensors", torch.arange(40)[None]
     for method in ("full", "int8", "offload", "kivi2:group=8,recent=8"):
-        cache = kvlab.make_cache(model, method)
-        Stepper(model, cache).feed(ids)
+        cache = begun(model, method, ids).cache
         cache.save(path)
         loaded = kvlab.load_cache(path, model)
         with path.open("r+b") as file:  # in place, as `cp` writes

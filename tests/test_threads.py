@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.models.passes import Hook
@@ -181,8 +181,7 @@ def test_copies_of_a_paged_cache_share_a_pool_in_several_threads(block):
 def test_padded_in_several_threads():
     """Copies share an engine; in one cache the second thread is refused."""
     model = tiny("llama", num_hidden_layers=2)
-    first = kvlab.Stepper(model, kvlab.make_cache(model, "padded:length=40"))
-    first.feed(prompt(12))
+    first = begun(model, "padded:length=40", prompt(12))
 
     def answers(stepper, seed):
         return torch.cat([stepper.feed(prompt(1, seed=seed + step), last=True) for step in range(8)])

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from families.models import family
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
@@ -67,8 +67,7 @@ def test_a_prompt_in_pieces_holds_what_somebody_may_still_see(spec, last):
             for layer in cache.layers:  # and nothing that can be seen is missing
                 assert set(seen) <= set(layer.positions[0, 0].tolist())
     assert max(held) <= WINDOW + voters + (SPARE if spec == "full" else 0)
-    whole = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    whole.feed(ids)
+    whole = begun(model, spec, ids)
     for step in range(3):
         token = prompt(1, seed=step)
         assert torch.allclose(stepper.feed(token), whole.feed(token), atol=1e-4)
@@ -89,9 +88,8 @@ def test_after_hold_a_window_alone_lets_go_and_a_file_goes_on(seed, tmp_path):
     dice = random.Random(seed)
     name = dice.choice(["Llama", "Llama 4", "Mistral", "Gemma 3"])
     model, rows = kvlab.prepare(family(name)), dice.choice([1, 2])
-    cache = kvlab.make_cache(model, dice.choice(DECIDE))
-    stepper = Stepper(model, cache)
-    stepper.feed(prompt(dice.randint(8, 30), rows, seed))
+    stepper = begun(model, dice.choice(DECIDE), prompt(dice.randint(8, 30), rows, seed))
+    cache = stepper.cache
     for _ in range(dice.choice([0, 2])):
         stepper.feed(prompt(1, rows, seed))
     cache.hold()

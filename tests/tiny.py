@@ -149,17 +149,26 @@ def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, VOCABULARY, (rows, tokens), generator=generator)
 
 
+def begun(model, how, *passes) -> kvlab.Stepper:
+    """A stepper with a cache of a method or of policies into which these ids went, or (ids, mask), pass by
+    pass."""
+    cache = kvlab.KVCache(model, **how) if isinstance(how, dict) else kvlab.make_cache(model, how)
+    stepper = kvlab.Stepper(model, cache)
+    for given in passes:
+        stepper.feed(*given if isinstance(given, tuple) else (given,))
+    return stepper
+
+
 def fed(model, how: str | dict, ids, mask=None, steps: int = 6, fork=None):
     """(Cache, logits `[rows, 1 + steps, vocabulary]` of a prompt's last token and of tokens behind it) of a
     method or of policies; fork: the rows that the steps go on with."""
-    cache = kvlab.make_cache(model, how) if isinstance(how, str) else kvlab.KVCache(model, **how)
-    stepper = kvlab.Stepper(model, cache)
+    stepper = begun(model, how)
     found = stepper.feed(ids, mask, last=True)
     if fork is not None:
         stepper.fork(fork)
         found = found[fork]
     later = (prompt(1, len(found), seed=step) for step in range(steps))
-    return cache, torch.stack([found, *(stepper.feed(ids, last=True) for ids in later)], 1)
+    return stepper.cache, torch.stack([found, *(stepper.feed(ids, last=True) for ids in later)], 1)
 
 
 def left_padded(prompts: list[torch.Tensor]):

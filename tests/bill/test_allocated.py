@@ -45,6 +45,15 @@ def test_bytes_that_transformers_allocates(name):
     assert sum(row[1] for row in found["weights"]) == parameters
 
 
+def filled(model, spec, *passes):
+    """A cache of the model into which so many tokens went in each pass."""
+    cache = kvlab.make_cache(model, spec)
+    with torch.no_grad():
+        for tokens in passes:
+            model(prompt(tokens, seed=tokens), past_key_values=cache)
+    return cache
+
+
 def allocated(cache) -> int:
     """Bytes of the tensors that a cache of transformers holds."""
     total = 0
@@ -66,9 +75,7 @@ def test_bytes_that_kvlab_allocates(spec, window):
             held(spec, describe(model.config), 30)
         return
     spec = profiled(spec, model)
-    cache = kvlab.make_cache(model, spec)
-    with torch.no_grad():
-        model(prompt(30), past_key_values=cache)
+    cache = filled(model, spec, 30)
     row = held(spec, describe(model.config), 30)
     tensors = [x for layer in cache.layers for x in layer.store.tensors()]
     found = sum(x.numel() * x.element_size() for x in tensors if x.dtype != torch.int64)  # lengths of heads
@@ -87,9 +94,7 @@ def test_bytes_of_heads_that_stream(tokens):
     """About where the first tokens leave the window's sight, and where the newest ones fill a head."""
     model = tiny("mistral", dtype=torch.bfloat16, sliding_window=12)
     spec = profiled("duo:heads=0.4", model)
-    cache = kvlab.make_cache(model, spec)
-    with torch.no_grad():
-        model(prompt(tokens), past_key_values=cache)
+    cache = filled(model, spec, tokens)
     found = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
     assert held(spec, describe(model.config), tokens).device == pytest.approx(found * 2 * 8 * 2)
 
@@ -140,10 +145,7 @@ MOVING = [
 @pytest.mark.parametrize("spec", MOVING)
 def test_bytes_that_kvlab_moves(spec, window):
     model = tiny("mistral", dtype=torch.bfloat16, sliding_window=window)
-    cache = kvlab.make_cache(model, spec)
-    with torch.no_grad():
-        model(prompt(30), past_key_values=cache)
-        model(prompt(1), past_key_values=cache)
+    cache = filled(model, spec, 30, 1)
     assert cache.stats().moved_bytes == pytest.approx(held(spec, describe(model.config), 30).moved, rel=1e-9)
 
 
@@ -155,10 +157,7 @@ def test_nothing_moves_less_than_its_bill_but_what_says_so(spec, window):
     model = tiny("mistral", dtype=torch.bfloat16, sliding_window=window)
     shape = describe(model.config)
     for tokens in range(2, 60, 7):
-        cache = kvlab.make_cache(model, spec)
-        with torch.no_grad():
-            model(prompt(tokens, seed=tokens), past_key_values=cache)
-            model(prompt(1), past_key_values=cache)
+        cache = filled(model, spec, tokens, 1)
         row, moved = held(spec, shape, tokens), cache.stats().moved_bytes
         if row.most:
             least, most = row.moved / 9, held(spec, shape, tokens + 1).moved

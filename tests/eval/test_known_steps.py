@@ -11,7 +11,7 @@ from eval.accuracy.batching import steps_at_once, until_rows_end
 from eval.accuracy.continuing import continuations
 from eval.accuracy.scoring import Scorer
 from eval.accuracy.windows import windows
-from tests.tiny import LESS, SAME, tiny
+from tests.tiny import LESS, SAME, begun, tiny
 
 AT_ONCE = ["full", "static:length=64", "int8", "int4", "fp8", "snapkv:budget=6,window=2"]
 STEP_BY_STEP = [
@@ -22,8 +22,7 @@ HELD = "h2o:budget=6"  # which evicts at every step, unless what follows is held
 
 
 def after_prefill(model, method):
-    cache = kvlab.make_cache(model, method)
-    kvlab.Stepper(model, cache).feed(torch.randint(0, 96, (2, 12)))
+    cache = begun(model, method, torch.randint(0, 96, (2, 12))).cache
     return cache
 
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tiny import prompt
+from tiny import begun, prompt
 from transformers import AutoConfig, DynamicCache
 
 import kvlab
@@ -155,8 +155,7 @@ def test_the_latent_is_what_is_held(name):
     tokens = ids.shape[1]
     sizes = {"full": 4 * (12 + 4), f"static:length={tokens}": 4 * (12 + 4), "int8": 12 + 2 + 4 + 2}
     for spec, size in sizes.items():
-        cache = kvlab.make_cache(ours, spec)
-        kvlab.Stepper(ours, cache).feed(ids)
+        cache = begun(ours, spec, ids).cache
         assert cache.stats().device_bytes == 2 * 2 * tokens * size, spec
     with pytest.raises(ValueError, match="made of a latent after the cache: a host has nothing to fetch by"):
         kvlab.make_cache(ours, "topk")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from drawn import FORMS
-from tiny import fed, left_padded, prompt, tiny
+from tiny import begun, fed, left_padded, prompt, tiny
 from triton_here import needs_triton
 
 import kvlab
@@ -93,8 +93,7 @@ def test_logits_are_those_without_kernels(name, calls, monkeypatch):
 def test_the_flops_of_a_step_are_those_without_kernels(calls, monkeypatch):
     counts, model = [], llama()
     for _ in range(2):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
-        stepper.feed(prompt(23))
+        stepper = begun(model, "int8", prompt(23))
         counts.append(count_flops(lambda: stepper.feed(prompt(1))))  # noqa: B023
         without_kernels(monkeypatch)
     assert counts[0] == counts[1] and len(calls) == model.config.num_hidden_layers

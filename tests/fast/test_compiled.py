@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from fast.stepped import arrays, decoded, read_in_place
-from tiny import EACH, SAME, interrupt, prompt, tiny
+from tiny import EACH, SAME, begun, interrupt, prompt, tiny
 from transformers import Ministral3Config, Ministral3ForCausalLM
 
 import kvlab
@@ -107,8 +107,7 @@ def test_positions_of_any_size(steps):
     eager, fast = pair(max_position_embeddings=4096)
     found = []
     for model in (eager, fast):
-        cache = kvlab.make_cache(model, "full")
-        kvlab.Stepper(model, cache).feed(prompt(9, 2))
+        cache = begun(model, "full", prompt(9, 2)).cache
         for positions in ([9, 9], [-1, -2], [1023, 1024], [5, 3000], [1024, 1500], [2047, 2047]):
             at = torch.tensor(positions)[:, None]
             found.append(model(prompt(1, 2), past_key_values=cache, position_ids=at).logits)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import left_padded, prompt, started, tiny
+from tiny import begun, left_padded, prompt, started, tiny
 
 import kvlab
 from kvlab.fast import Fused, reference
@@ -234,8 +234,7 @@ def test_what_is_no_such_step_goes_as_before(fused):
     fed(kvlab.make_cache(model, "kivi4"), model)
     ids, mask = left_padded([prompt(20, seed=1), prompt(11, seed=2)])
     for spec in ("int8", "h2o:budget=9"):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-        stepper.feed(ids, mask)
+        stepper = begun(model, spec, (ids, mask))
         stepper.feed(prompt(1, 2), torch.tensor([[1], [0]]))  # a token that is padding
     watched = kvlab.make_cache(model, "full")
     for layer in watched.layers:

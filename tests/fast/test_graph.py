@@ -10,7 +10,7 @@ import torch
 from families.models import FAMILIES, family
 from fast import replayed
 from fast.replayed import replaying
-from tiny import tiny
+from tiny import begun, tiny
 
 import kvlab
 from kvlab.decode import Stepper
@@ -218,8 +218,7 @@ def test_a_graph_made_in_one_of_torchs_modes_serves_all(spec):
     drawn = [draw.choice((torch.no_grad, torch.inference_mode, torch.enable_grad)) for _ in range(STEPS)]
     found = []
     for model, modes in ((tiny("llama"), [torch.no_grad] * STEPS), (replaying(tiny("llama")), drawn)):
-        stepper = Stepper(model, kvlab.make_cache(model, spec))
-        stepper.feed(ids[:, :PROMPT])
+        stepper = begun(model, spec, ids[:, :PROMPT])
         for step, mode in enumerate(modes, PROMPT):
             with mode():
                 found.append(stepper.feed(ids[:, step : step + 1], last=True))
@@ -243,9 +242,8 @@ def test_on_a_gpu_600_tokens_are_the_eager_engine_s(spec, padded):
 
 def test_a_buffer_that_is_full_is_lengthened_and_captured_again():
     model = replaying(tiny("llama", max_position_embeddings=700))
-    cache = kvlab.make_cache(model, "full")
-    stepper = Stepper(model, cache)
-    stepper.feed(torch.randint(2, 90, (1, 8)))
+    stepper = begun(model, "full", torch.randint(2, 90, (1, 8)))
+    cache = stepper.cache
     made = set()
     for _ in range(300):
         stepper.feed(torch.full((1, 1), 3))
@@ -253,11 +251,10 @@ def test_a_buffer_that_is_full_is_lengthened_and_captured_again():
     assert cache.attending[0].store.copies < 600 and len(made) <= 5
 
 
-def begun(spec):
+def replayed_for_a_while(spec):
     """A model, a cache and its stepper, after steps of which the last were replayed."""
     model = replaying(tiny("llama"))
-    stepper = Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(torch.randint(2, 90, (1, 8)))
+    stepper = begun(model, spec, torch.randint(2, 90, (1, 8)))
     for _ in range(6):
         stepper.feed(torch.full((1, 1), 3))
     return model, stepper.cache, stepper
@@ -267,12 +264,12 @@ def test_a_model_that_has_left_the_gpu_is_eager(monkeypatch):
     """A graph of what a CPU does would hold nothing, and replay nothing."""
     monkeypatch.undo()
     with pytest.warns(UserWarning, match="not on a GPU any more"):
-        model, cache, _ = begun("full")
+        model, cache, _ = replayed_for_a_while("full")
     assert not model.forward.replays(cache)
 
 
 def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
-    model, _, stepper = begun("int8")
+    model, _, stepper = replayed_for_a_while("int8")
     with torch.no_grad():
         model.model.layers[2].self_attn.v_proj.weight.fill_(torch.inf)
     with pytest.raises(ValueError, match=r"layer 2: .*NaN, infinity|not finite"):
@@ -281,7 +278,7 @@ def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
 
 
 def test_other_weights_and_a_hook_of_someone_else_s_let_the_graph_go():
-    model, cache, stepper = begun("full")
+    model, cache, stepper = replayed_for_a_while("full")
     assert model.forward.replays(cache)
     seen = []
     hook = model.model.layers[1].register_forward_hook(lambda *given: seen.append(1))

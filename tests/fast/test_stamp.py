@@ -5,11 +5,10 @@ import warnings
 
 import pytest
 import torch
-from tiny import VOCABULARY, prompt, tiny
+from tiny import VOCABULARY, begun, prompt, tiny
 from torch import nn
 from torch.nn.utils import parametrize
 
-import kvlab
 from kvlab.fast.compiled import compiled, engine_of
 
 
@@ -117,9 +116,7 @@ def test_a_step_computes_with_what_the_model_is_now(change, steps):
     alter, engine = CHANGES[change]
     models, found = [copy.deepcopy(model) for model in pair()], []
     for model in models:
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
-        stepper.feed(prompt(12))
-        stepper.feed(prompt(1))
+        stepper = begun(model, "full", prompt(12), prompt(1))
         with torch.no_grad(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             alter(model)
@@ -134,8 +131,7 @@ def test_a_step_computes_with_what_the_model_is_now(change, steps):
 def test_weights_that_no_longer_fit_are_not_read():
     """The compiled code takes the sizes of one for the other's."""
     _, fast = pair()
-    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
-    stepper.feed(prompt(5))
+    stepper = begun(fast, "full", prompt(5))
     up = fast.model.layers[1].mlp.up_proj
     up.weight.data = up.weight.data[:40]
     with pytest.warns(UserWarning, match="eager engine"), pytest.raises(RuntimeError, match="must match"):

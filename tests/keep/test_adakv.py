@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import left_padded, prompt, tiny
+from tiny import begun, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, AdaKV, KeyDiff, SnapKV
@@ -40,8 +40,7 @@ def test_what_a_keep_is_told_besides_holds_under_adakv(kind, given):
     found, model = [], tiny("llama", dtype=torch.float64)
     own = {"window": 3} if kind is SnapKV else {}
     for made in (AdaKV(kind(0.4, **own, **given), 1), kind(0.4, **own, **given), kind(0.4, **own)):
-        stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=made))
-        stepper.feed(prompt(30))
+        stepper = begun(model, {"keep": made}, prompt(30))
         found.append(torch.cat([stepper.feed(prompt(1, seed=step), last=True) for step in range(12)]))
     assert torch.allclose(found[0], found[1], atol=1e-5) and not torch.allclose(found[1], found[2], atol=1e-3)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from families.models import family
 from reference.test_models import held_by_head
-from tiny import left_padded, prompt, tiny
+from tiny import begun, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.keep import KVzip
@@ -98,8 +98,7 @@ def test_the_budget_is_met_over_all_layers_and_heads():
     model, ids = tiny("llama"), prompt(60)
     held = {}
     for over in ("model", "layer", "head"):
-        cache = kvlab.make_cache(model, f"kvzip:budget=0.25,over={over}")
-        kvlab.Stepper(model, cache).feed(ids)
+        cache = begun(model, f"kvzip:budget=0.25,over={over}", ids).cache
         held[over] = [[len(one) for (index, _), one in held_by_head(cache, 0).items() if index == layer.order]
                       for layer in cache.layers]  # fmt: skip
         assert sum(map(sum, held[over])) == 15 * 2 * 3

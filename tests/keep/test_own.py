@@ -116,35 +116,20 @@ def test_a_rule_of_ones_own_is_looked_at(seed):
         kvlab.Stepper(model, cache).feed(prompt(20, 2))
 
 
-@pytest.mark.parametrize("shape", [(), (2, 1), (1, 3), (2, 3, 1), "below 1", "no int", "even"])
-def test_shares_of_ones_own_are_looked_at(shape):
-    model = models()["eager"]
-    right = torch.full((2, model.config.num_key_value_heads), 5)
-    right[1, 0] = -random.Random(0).randrange(9) if shape == "below 1" else 7
-    right = right.float() if shape == "no int" else right
-    given = right if isinstance(shape, str) else torch.ones(shape, dtype=torch.long)
+SHARES = [torch.ones(shape).long() for shape in ((), (2, 1), (1, 3), (2, 3, 1))]
+SHARES += [torch.tensor([[5, 5, 5], [7, 5, 0]]), torch.full((2, 3), 5.0)]
+LIMITS = [5], [5, None], [0, 5], [5.5, 5], (5, 5), 5, torch.tensor([5, 5]), [True, 5], [5, 10**30]
+NUMBERS = [(AdaKV, "shares", said, r"\[batch, kv_heads\] of int above 0") for said in SHARES]
+NUMBERS += [(Own, "limits", said, "a whole number above 0") for said in LIMITS]
+NUMBERS += [(Own, "shares", torch.full((2, 3), 5), "None of a keep that")]
 
-    class Uneven(AdaKV if shape != "even" else Own):
-        def shares(self, layer, score):
-            return given
 
-    keep = Uneven(6 if shape == "even" else Own(6))
-    expected = "None of a keep that" if shape == "even" else r"\[batch, kv_heads\] of int above 0"
-    with pytest.raises(ValueError, match=f"Uneven.shares, layer 0: expected {expected}"):
+@pytest.mark.parametrize("base, name, said, expected", NUMBERS)
+def test_shares_and_limits_of_ones_own_are_looked_at(base, name, said, expected):
+    own, model = type("Told", (base,), {name: lambda *_: said}), models()["eager"]
+    keep = own(Own(6) if base is AdaKV else 6)
+    with pytest.raises(ValueError, match=rf"Told\.{name}, layer 0: expected {expected}"):
         kvlab.Stepper(model, kvlab.KVCache(model, keep=keep)).feed(prompt(20, 2))
-
-
-@pytest.mark.parametrize("said", [
-    [5], [5, None], [0, 5], [5.5, 5], (5, 5), 5, torch.tensor([5, 5]), [True, 5], [5, 10**30],
-])  # fmt: skip
-def test_limits_of_ones_own_are_looked_at(said):
-    class Limited(Own):
-        def limits(self, layer):
-            return said
-
-    model = models()["eager"]
-    with pytest.raises(ValueError, match=r"Limited\.limits, layer 0: expected a whole number above 0"):
-        kvlab.Stepper(model, kvlab.KVCache(model, keep=Limited())).feed(prompt(20, 2))
 
 
 @pytest.mark.parametrize("seed", range(24))

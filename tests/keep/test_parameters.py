@@ -5,7 +5,7 @@ import torch
 from reference.definitions import attention, keep
 from reference.driven import Driven, check
 from reference.keeps import by_keydiff, by_sinks, once
-from tiny import FAMILIES, left_padded, prompt, tiny
+from tiny import FAMILIES, begun, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.keep import AdaKV, KeyDiff
@@ -75,9 +75,8 @@ def test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone(name):
     spec += ",window=4" if "window" in METHODS[name].parameters else ""
     prompts = [prompt(size, seed=size) for size in (28, 17, 22)]
     ids, mask = left_padded(prompts)
-    together = kvlab.make_cache(model, spec)
-    both = kvlab.Stepper(model, together)
-    both.feed(ids, mask)
+    both = begun(model, spec, (ids, mask))
+    together = both.cache
     single = [kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in prompts]
     for one, ids in zip(single, prompts, strict=True):
         one.feed(ids)

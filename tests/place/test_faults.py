@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.link.base import checksum
@@ -90,9 +90,8 @@ def test_a_link_in_a_forked_process_says_so_at_once(monkeypatch):
 def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
     model, ids = tiny("llama"), prompt(20)
     right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
-    cache = kvlab.make_cache(model, "offload:link=1e8")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(ids)
+    stepper = begun(model, "offload:link=1e8", ids)
+    cache = stepper.cache
     waits, original = [], kvlab.place.Transfer.wait
 
     def wait(self):
@@ -228,9 +227,8 @@ def test_a_failed_write_that_somebody_meets_breaks_the_cache(spec, look, tmp_pat
 
     model, link = tiny("llama"), Once(1e9)
     read = parse(spec)
-    cache = kvlab.make_cache(model, replace(read, parameters={**read.parameters, "link": link}))
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(20))
+    stepper = begun(model, replace(read, parameters={**read.parameters, "link": link}), prompt(20))
+    cache = stepper.cache
     cache.stats()
     link.left = random.Random(spec + look).randint(1, 3)
     looks = {

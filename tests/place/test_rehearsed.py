@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
@@ -32,9 +32,7 @@ class Products(TorchFunctionMode):
 
 def weights_of(model, spec: str, ids) -> int:
     """Those of the second decode step."""
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(ids)
-    stepper.feed(ids[:, :1])
+    stepper = begun(model, spec, ids, ids[:, :1])
     with Products() as found:
         stepper.feed(ids[:, 1:2])
     return found.weights
@@ -97,10 +95,8 @@ def test_a_replaced_part_is_asked():
 
 def test_a_saved_cache_of_a_folded_model_goes_on(tmp_path):
     model, ids = fold(copy.deepcopy(tiny("opt"))), prompt(40)
-    cache = kvlab.make_cache(model, "infinigen:budget=0.5")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(ids)
-    stepper.feed(ids[:, :1])
+    stepper = begun(model, "infinigen:budget=0.5", ids, ids[:, :1])
+    cache = stepper.cache
     cache.save(tmp_path / "cache")
     again = kvlab.Stepper(model, kvlab.load_cache(tmp_path / "cache", model))
     for at in range(1, 4):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
@@ -105,8 +105,7 @@ def test_a_fetch_of_ones_own_that_chooses_nonsense(wrong, base, link):
 
     own = type("Own", (base,), {n: spoilt(getattr(base, n)) for n in ("select", "speculate")})
     model = tiny("llama")
-    stepper = kvlab.Stepper(model, kvlab.KVCache(model, place=kvlab.place.Host(own(0.4), link)))
-    stepper.feed(prompt(12, rows=2))
+    stepper = begun(model, {"place": kvlab.place.Host(own(0.4), link)}, prompt(12, rows=2))
     with pytest.raises(ValueError, match=r"^Own, layer \d: expected slots to fetch, [^\n]*$"):
         for step in range(4):
             stepper.feed(prompt(1, 2, step))
@@ -120,8 +119,7 @@ def test_a_step_that_fetches_nothing_attends_to_itself():
             def select(self, layer, query):
                 return none(super().select(layer, query))  # noqa: B023
 
-        stepper = kvlab.Stepper(model, kvlab.KVCache(model, place=kvlab.place.Host(Nothing())))
-        stepper.feed(prompt(12))
+        stepper = begun(model, {"place": kvlab.place.Host(Nothing())}, prompt(12))
         said.append(stepper.feed(prompt(1)))
     assert torch.allclose(*said, atol=1e-5)
 

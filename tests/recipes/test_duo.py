@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from course.recipes import duo
@@ -53,7 +53,6 @@ def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch,
     assert str(out) in capsys.readouterr().out
     model, _ = kvlab.load()
     assert profile.read(out, "duo", gates=2).about == {"sinks": 4, "recent": 9, "steps": 2}
-    cache = kvlab.make_cache(model, f"kvlab.keep.Duo:profile={out},heads=0")
-    kvlab.Stepper(model, cache).feed(prompt(60))
+    cache = begun(model, f"kvlab.keep.Duo:profile={out},heads=0", prompt(60)).cache
     assert {int(n) for layer in cache.layers for n in (layer.positions >= 0).sum(-1).flatten()} == {13}
     assert isinstance(cache.layers[0].keep.policy, Duo)

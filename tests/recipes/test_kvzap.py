@@ -4,7 +4,7 @@ import sys
 
 import torch
 from reference.definitions import keep
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from course.recipes import kvzap
@@ -54,7 +54,6 @@ def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch,
     model, _ = kvlab.load()
     found = profile.read(out, "kvzap", weight=3, bias=2)
     assert found.about["share"] == 0.4 and found.arrays["weight"].shape == (8, 8, 8 * 64)
-    cache = kvlab.make_cache(model, f"kvzap:profile={out},recent=2")
-    kvlab.Stepper(model, cache).feed(prompt(60))
+    cache = begun(model, f"kvzap:profile={out},recent=2", prompt(60)).cache
     held = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
     assert 2 * 64 <= held < 60 * 64 and isinstance(cache.layers[0].keep.policy, KVzap)

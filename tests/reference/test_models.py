@@ -4,7 +4,7 @@ import pytest
 import torch
 from reference.definitions import attention, keep, static_graph, store
 from reference.driven import model_of
-from tiny import left_padded, prompt, tiny
+from tiny import begun, left_padded, prompt, tiny
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import kvlab
@@ -171,8 +171,7 @@ def test_what_stays_of_a_prompt_that_is_read_again(family, shape, spec):
     model, sizes = tiny(family, **shape), (47, 9, 30)
     prompts = [prompt(size, seed=size) for size in sizes]
     expected = [again_by_definition(model, one, *REREAD[spec]) for one in prompts]
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(*left_padded(prompts))
+    stepper = begun(model, spec, left_padded(prompts))
     assert [held_by_head(stepper.cache, row) for row in range(3)] == expected
     for step in range(3):
         stepper.feed(prompt(1, rows=3, seed=step))

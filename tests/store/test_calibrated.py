@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import left_padded, prompt, tiny
+from tiny import begun, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
@@ -54,8 +54,7 @@ def test_a_padded_batch_forks_and_true_bits(file):
     ids, mask = left_padded([prompt(12), prompt(5, seed=4)])
     token, logits = prompt(1, seed=3), {}
     for name, (given, real) in {"both": (ids, mask), "alone": (prompt(5, seed=4), None)}.items():
-        stepper = kvlab.Stepper(model, kvlab.KVCache(model, store=Calibrated(file)))
-        stepper.feed(given, real)
+        stepper = begun(model, {"store": Calibrated(file)}, (given, real))
         if name == "both":
             stepper.fork(torch.tensor([1, 1, 0]))
         logits[name] = stepper.feed(token.repeat(3 if name == "both" else 1, 1), last=True)

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from tiny import prompt, started, tiny
+from tiny import begun, prompt, started, tiny
 
-import kvlab
 from kvlab.store import Kivi
 
 
@@ -32,9 +31,8 @@ def test_what_follows_a_cropped_padding_is_none():
 
 def test_crop_inside_the_window_or_not_at_all():
     model = tiny("llama")
-    cache = kvlab.make_cache(model, "kivi2:group=4,recent=6")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(20, rows=2))
+    stepper = begun(model, "kivi2:group=4,recent=6", prompt(20, rows=2))
+    cache = stepper.cache
     with pytest.raises(ValueError, match="14 tokens are written in blocks and cannot be taken back to 12"):
         cache.crop(-8)
     assert cache.get_seq_length() == 20
