@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from families.models import family
-from tiny import EACH, prompt, tiny
+from tiny import EACH, begun, prompt, tiny
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -147,15 +147,6 @@ def test_transformers_function_in_a_wrapper_of_torchs_is_served(monkeypatch):
     assert model(prompt(5), past_key_values=kvlab.make_cache(model, "full")).logits.isfinite().all()
 
 
-def test_a_layer_is_not_moved_by_hand():
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, "full")
-    model(prompt(5), past_key_values=cache)
-    for move in (cache.offload, cache.prefetch):
-        with pytest.raises(ValueError, match="the method decides where tokens are"):
-            move(0)
-
-
 class Attends:
     def __call__(self, *given, **how):
         return sdpa_attention_forward(*given, **how)
@@ -186,24 +177,35 @@ def test_an_attention_function_of_a_users_own_is_not_replaced(name, own, monkeyp
         assert model(prompt(5), past_key_values=cache).logits.isfinite().all()
 
 
-def test_a_model_whose_weights_are_packed_is_served_and_its_cache_is_not_saved(tmp_path):
+def save_of_packed_weights():
     model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(tiny("llama")), {nn.Linear}, torch.qint8)
-    cache = kvlab.make_cache(model, "h2o:budget=8")
-    kvlab.Stepper(model, cache).feed(prompt(20))
-    with pytest.raises(ValueError, match=r"^a model whose weights are packed, .* has no digest"):
-        cache.save(tmp_path / "cache.safetensors")
+    begun(model, "h2o:budget=8", prompt(20)).cache.save("nowhere")
 
 
-def test_a_text_that_would_be_fed_again_into_its_cache_is_refused():
-    model = tiny("llama")
-    with pytest.raises(ValueError, match=r"^use_cache=False beside a cache that holds tokens"):
-        model.generate(prompt(20), past_key_values=kvlab.make_cache(model, "full"), use_cache=False)
+LLAMA = tiny("llama")
+REFUSED = [
+    ("the method decides where tokens are", lambda: begun(LLAMA, "full", prompt(5)).cache.offload(0)),
+    ("the method decides where tokens are", lambda: begun(LLAMA, "full", prompt(5)).cache.prefetch(0)),
+    ("the cache of this layer is gone", lambda: begun(LLAMA, "full", prompt(5)).cache.layers[0].keys),
+    ("caches latents", lambda: begun(kvlab.prepare(family("DeepSeek-V3")), "full").cache.layers[0].keys),
+    ("prefix", lambda: begun(LLAMA, "full").cache.max_cache_len),
+    ("^a model whose weights are packed, .* has no digest", save_of_packed_weights),
+    (
+        "^use_cache=False beside a cache that holds tokens",
+        lambda: LLAMA.generate(prompt(9), past_key_values=begun(LLAMA, "full").cache, use_cache=False),
+    ),
+]
+
+
+@pytest.mark.parametrize("says, ask", REFUSED, ids=[says for says, _ in REFUSED])
+def test_what_a_cache_cannot_do_is_said(says, ask):
+    with pytest.raises((ValueError, AttributeError, RuntimeError), match=says):
+        ask()
 
 
 def test_a_cache_whose_model_is_gone_says_so(tmp_path):
     model = copy.deepcopy(tiny("llama"))
-    cache = kvlab.make_cache(model, "h2o:budget=8")
-    kvlab.Stepper(model, cache).feed(prompt(20))
+    cache = begun(model, "h2o:budget=8", prompt(20)).cache
     del model
     gc.collect()
     for call in (
@@ -233,13 +235,12 @@ def test_layers_taken_out_or_used_twice_are_refused_until_the_configuration_says
     left = draw.choice([draw.sample(range(5), 3), sorted(draw.sample(range(5), 4)), [0, 1, 1, 2, 3, 4]])
     layers = model.model.layers
     model.model.layers = nn.ModuleList(layers[k] for k in left)
-    for spec in ("full", "h2o:budget=8", "offload:link=1e9", "kvzip:budget=9"):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    for spec in (
+        "full", "h2o:budget=8", "offload:link=1e9", "kvzip:budget=9",
+        "expected", "kvquant", "shadowkv", "sinks:budget=8,renumber=true",  # which undo rotations
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r"set config\.num_hidden_layers and each attention's layer_idx"):
-            stepper.feed(prompt(20))
-    for spec in ("expected", "kvquant", "shadowkv", "sinks:budget=8,renumber=true"):  # which undo rotations
-        with pytest.raises(ValueError, match=r"set config\.num_hidden_layers and each attention's layer_idx"):
-            kvlab.Stepper(model, kvlab.make_cache(model, spec)).feed(prompt(20))
+            begun(model, spec, prompt(20))
     if len(set(left)) < len(left):
         return
     model.config.num_hidden_layers = len(left)
@@ -280,27 +281,6 @@ def test_a_layer_shows_its_keys_and_values_as_transformers_does(spec):
             layer.keys.zero_()  # what is written to it is lost
             assert layer.keys.any()
     cache.stats()
-
-
-def test_a_layer_whose_cache_is_gone_says_so():
-    layer = kvlab.Stepper(tiny("llama"), kvlab.make_cache(tiny("llama"), "full"))
-    layer.feed(prompt(5))
-    layer = layer.cache.layers[0]
-    with pytest.raises(RuntimeError, match="the cache of this layer is gone"):
-        _ = layer.keys
-
-
-def test_a_layer_of_latents_says_why_it_has_no_keys():
-    model = kvlab.prepare(family("DeepSeek-V3"))
-    cache = kvlab.make_cache(model, "full")
-    kvlab.Stepper(model, cache).feed(prompt(6))
-    with pytest.raises(AttributeError, match="caches latents"):
-        _ = cache.layers[0].keys
-
-
-def test_a_cache_says_why_it_serves_no_prefix():
-    with pytest.raises(AttributeError, match="prefix"):
-        _ = kvlab.make_cache(tiny("llama"), "full").max_cache_len
 
 
 class Sees(type(tiny("llama"))):

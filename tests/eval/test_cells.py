@@ -96,13 +96,6 @@ def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, no_pictu
     assert len(codes) < 24 or codes.count(0) > 7  # most of a cell's fields concern no report
 
 
-def test_a_folder_without_full_is_reported(tmp_path):
-    store = Store(tmp_path)
-    store.prepare()
-    store.save(cell(method="sinks:budget=0.5"))
-    assert main(["report", "--out", str(tmp_path)]) == 0
-
-
 @pytest.mark.parametrize("text, why", [
     ("[" * 100_000 + "]" * 100_000, "lists in lists without end"),
     (json.dumps(cell(deep=json.loads("[" * 200 + "]" * 200))), "more than 32 lists in each other"),

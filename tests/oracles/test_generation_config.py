@@ -182,18 +182,13 @@ def test_who_asks_again_or_otherwise_is_answered_anew():
     model, tokenizer = kvlab.load()
     model = copy.deepcopy(model)
     model.generation_config.repetition_penalty = 1.8
-    text = "The brown dog Otis slept by the river. The red cat Mia ran to the barn.\nQuestion: the brown dog"
     options = {"until": ["zzz"], "max_gen_toks": 20}
-    asked = [(text, options), (text, options | {"repetition_penalty": 1.0})]
-    request = lambda kind, words: Instance(kind, {}, words, 0, metadata=("t", 0, 1))
+    texts = [(PROMPTS[0], options), (PROMPTS[0], options | {"repetition_penalty": 1.0})]
     ours = KVLabLM(model, tokenizer=tokenizer)
-    both = ours.generate_until([request("generate_until", words) for words in asked])
-    alone = [
-        KVLabLM(model, tokenizer=tokenizer).generate_until([request("generate_until", words)])[0]
-        for words in asked
-    ]
-    assert both == alone and both[0] != both[1]
-    choice = [request("loglikelihood", ("The red", " cat"))]
+    both = ours.generate_until(asked("generate_until", texts))
+    anew = lambda one: KVLabLM(model, tokenizer=tokenizer).generate_until(asked("generate_until", [one]))
+    assert both == [anew(one)[0] for one in texts] and both[0] != both[1]
+    choice = asked("loglikelihood", [("The red", " cat")])
     before = ours.loglikelihood(choice)
     model.model.layers[2].mlp.down_proj.weight.data.mul_(0)
     assert ours.loglikelihood(choice) == KVLabLM(model, tokenizer=tokenizer).loglikelihood(choice) != before

@@ -74,15 +74,6 @@ def test_an_old_python_or_none_gets_one_line(folder, tmp_path, version):
     assert f"needs Python 3.11 or 3.12; found: {found}. Install" in ran.stderr
 
 
-def test_no_python_at_all_gets_one_line(folder, tmp_path):
-    (tmp_path / "bin").mkdir()
-    for name in ("dirname", "head"):
-        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
-    ran = shell(folder, path=str(tmp_path / "bin"))
-    assert ran.returncode == 1 and len(ran.stderr.splitlines()) == 1
-    assert "needs Python 3.11 or 3.12; found: none. Install" in ran.stderr
-
-
 @pytest.fixture
 def setup(start, tmp_path, monkeypatch):
     """The folder setup of a kit, whole, and start.py beside it."""
