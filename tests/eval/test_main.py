@@ -12,18 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eval.accuracy import agreement, worker
+from eval.accuracy import agreement
 from eval.command import main
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def base(folder, tmp_path):
-    """Words of a quick command; results in tmp_path/out."""
-    out = str(tmp_path / "out")
-    words = ["--model", str(folder), "--limit", "2", "--jobs", "0", "--out", out]
-    return [*words, "--methods", "full", "sinks:budget=0.5", "--tasks", "recall", "chain"]
 
 
 def cells(tmp_path) -> dict[str, float]:
@@ -110,36 +102,6 @@ def test_a_built_in_task_without_its_data_is_one_line(refused, tmp_path, folder)
     assert "could not be fetched" in refused("accuracy", *words)
 
 
-def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
-    true_score, asked = worker.score, []
-
-    def score(lm, task, *rest, **how):
-        asked.append((lm.method, task.task_name))
-        if task.task_name == "recall" and len(asked) == 3:
-            raise KeyboardInterrupt
-        return true_score(lm, task, *rest, **how)
-
-    monkeypatch.setattr(worker, "score", score)
-    assert main(["accuracy", *base]) == 130
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("interrupted: 2 finished cells are kept")
-    before = cells(tmp_path)
-    assert len(before) == 2
-    asked.clear()
-    monkeypatch.setattr(
-        worker, "score", lambda *args, **how: asked.append(args[1].task_name) or true_score(*args, **how)
-    )
-    assert main(["accuracy", *base]) == 0
-    assert asked == ["recall", "recall"]
-    assert "2 of 4 accuracy cells are kept" in capsys.readouterr().err
-    after = cells(tmp_path)
-    assert len(after) == 4
-    assert all(after[name] == stamp for name, stamp in before.items())
-    asked.clear()
-    assert main(["accuracy", *base]) == 0
-    assert not asked
-
-
 @pytest.mark.parametrize(
     ("option", "values"),
     [
@@ -163,7 +125,7 @@ def test_two_settings_are_beside_each_other_in_one_folder(
     assert capsys.readouterr().err.count("everything is there") == (3 if option == "--budgets" else 4)
 
 
-def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(base, tmp_path, monkeypatch, capsys):
+def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(quick, tmp_path, monkeypatch, capsys):
     true_measure = agreement.measure
 
     def failing(model, methods, *rest):
@@ -172,8 +134,7 @@ def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(base, tmp_path, m
         return found
 
     monkeypatch.setattr(agreement, "measure", failing)
-    words = [word for word in base if word not in ("recall", "chain")]
-    assert main(["accuracy", *words, "agreement"]) == 1
+    assert main(["accuracy", *quick, "0", "--tasks", "agreement"]) == 1
     printed = capsys.readouterr().err
     assert "failed: full on agreement: no room" in printed
     assert "Traceback" not in printed
