@@ -215,22 +215,12 @@ def test_a_checksum_knows_words_that_change_places(seed):
 @pytest.mark.parametrize("spec", ["offload", "topk:budget=0.5", "infinigen", "offload+h2o:budget=9"])
 @pytest.mark.parametrize("look", ["stats", "deepcopy", "crop", "reorder", "keys", "save"])
 def test_a_failed_write_that_somebody_meets_breaks_the_cache(spec, look, tmp_path):
-    class Once(ModelledLink):
-        left = None
-
-        def _to_host(self, parts, ready):
-            if self.left is not None:
-                self.left -= 1
-                if self.left == 0:
-                    raise OSError("one transfer fails")
-            return super()._to_host(parts, ready)
-
-    model, link = tiny("llama"), Once(1e9)
+    model, link = tiny("llama"), Faulty(0, fail, "host")
     read = parse(spec)
     stepper = begun(model, replace(read, parameters={**read.parameters, "link": link}), prompt(20))
     cache = stepper.cache
     cache.stats()
-    link.left = random.Random(spec + look).randint(1, 3)
+    link.count, link.at = 0, random.Random(spec + look).randint(1, 3)
     looks = {
         "stats": cache.stats, "deepcopy": lambda: copy.deepcopy(cache), "crop": lambda: cache.crop(-1),
         "reorder": lambda: cache.reorder_cache(torch.tensor([0])),
@@ -248,5 +238,4 @@ def test_a_failed_write_that_somebody_meets_breaks_the_cache(spec, look, tmp_pat
         stepper.feed(prompt(1))
     assert cache.broken
     cache.reset()
-    link.left = None
     assert kvlab.decode(model, prompt(9), cache, 2)
