@@ -12,7 +12,8 @@ NUMBERS = ("metrics", "rows")  # what a cell found
 
 
 def merge(folders: list[Path | str], store: Store, warn: Callable[[str], None]) -> tuple[int, int]:
-    """Copy the cells of `folders` into `store`, and return (how many are new there, how many are there).
+    """Copy the cells of `folders` into `store`, with their samples; returns (how many are new there, how many
+    are there).
 
     A cell that is there twice, with the same configuration, is one, if its numbers are equal. Raises Problem
     with both paths where they are not, before anything is written.
@@ -29,6 +30,7 @@ def merge(folders: list[Path | str], store: Store, warn: Callable[[str], None]) 
                 both = f"{earlier.files.at(known)} and {source.files.at(name)}"
                 raise Problem(f"{both} differ: other {' and '.join(unlike)}")
     new = [(key, *where) for key, where in first.items() if where[0] is not store]
-    for key, source, name in new:
-        store.files.write(key, source.files.read(name))
+    for _, source, name in new:
+        cell = source.read(name)
+        store.save(cell | {"samples": source.samples(cell) or None})
     return len(new), len(first)

@@ -158,6 +158,8 @@ def test_a_sweep_into_an_address(request, folder, tmp_path, capsys, system):
 
 # merging
 
+ANSWERED = {"doc_id": 0, "question": "Who?", "gold": "Ida", "answer": "Otis", "right": 0.0}
+
 
 @pytest.fixture
 def halves(tmp_path):
@@ -168,7 +170,7 @@ def halves(tmp_path):
     stores[0].save(cell("full", made="2026-01-01", seconds=1.0))
     stores[0].save(cell("int8"))
     stores[1].save(cell("full", made="2026-02-02", seconds=2.0))
-    stores[1].save(cell("int4"))
+    stores[1].save(cell("int4") | {"samples": [ANSWERED]})
     return stores
 
 
@@ -182,6 +184,7 @@ def test_halves_are_merged(halves):
     elsewhere = Store(f"memory://{uuid.uuid4().hex}")
     elsewhere.prepare()
     assert merge([c.where], elsewhere, pytest.fail) == (3, 3)
+    assert [elsewhere.samples(one) for one in elsewhere.records()] == [[], [ANSWERED], []]
 
 
 def test_cells_that_differ_are_refused_with_both_paths(halves):
