@@ -131,8 +131,8 @@ class Exercise:
         if not fits(answer, tuple(inspect.signature(self.right).parameters)):
             return False
         draw = _generator()
-        draws = (self._tried(answer, self.cases(draw)) for _ in range(MORE))
-        return not any(one.wrong or one.changed for one in draws)
+        one_by_one = (self._tried(answer, [case]) for _ in range(MORE) for case in self.cases(draw))
+        return not any(one.wrong or one.changed for one in one_by_one)
 
     def _tried(self, answer, cases) -> Tried:
         wanted = self._wanted(cases)
@@ -168,17 +168,18 @@ class Exercise:
             for what, wrong in self.mistakes
             if what == sentence
         ]
-        return any(said == sentence for said, _ in self._sentences(answer, known, one))
+        return any(said == sentence for said, _ in self._sentences(answer, known, one, first=False))
 
-    def _sentences(self, answer, known, one: Tried) -> Iterator[tuple[str, bool]]:
-        """Sentences for a wrong answer, "" where there is none, and whether one case is enough for each."""
+    def _sentences(self, answer, known, one: Tried, first: bool = True) -> Iterator[tuple[str, bool]]:
+        """Sentences for a wrong answer, "" where there is none, and whether one case is enough for each; of
+        the first draw, or without what looks the same on all."""
         cases, given, wanted, wrong, changed = one
         yield no_value(given), False
         if not wrong:
             yield IN_PLACE if changed else kind(self.holds, given), True
             return
         yield self._made(known, given, range(len(cases))), False
-        yield self._of_another(answer), True
+        yield self._of_another(answer) if first else "", True
         yield stopped(answer, given, cases, wrong[:1]), True
         yield IN_PLACE if changed else "", True
         if self.grows and len(wrong) > 1:  # one may agree by chance
