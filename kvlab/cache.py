@@ -14,7 +14,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from .bound import Bound
 from .devices import check_loaded
 from .foreign import FOREIGN
-from .hybrid import check_batch, check_no_gaps, forget, moved_by_gaps, refuse_crop, states_of
+from .hybrid import check_batch, check_no_gaps, forget, keep_states, moved_by_gaps, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer
 from .layers import make_layers
@@ -131,6 +131,7 @@ class KVCache(Bound):
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             if self.gapless:
+                keep_states(self.layers)
                 check_batch(len(given_to(body, args, kwargs)[0]), self.lengths)
                 check_no_gaps(
                     self.gapless, fed_to(body, args, kwargs)[1], self.get_seq_length(), self.lengths

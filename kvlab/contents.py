@@ -72,7 +72,7 @@ class Contents(NoTensor, CacheLayerMixin):
         self.fetched: Tensor | None = None  # while a step evicts: the slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
         self.scored: float | None = None  # of the prompt's kept tokens, the share chosen by score
-        self.later = False  # whether a later turn is open, not the first prompt
+        self.later: list[int] = []  # where the last later turn began, tokens of each row
         self.raw, self.waits = None, False  # inputs of the pieces, and whether they still have to be written
         self.is_initialized = self._busy = False
 

@@ -104,11 +104,15 @@ class Stepper:
     def _pass(self, start: int, end: int, count: int, last: bool) -> Tensor:
         """Tokens start..end through the model: logits of the last `count` positions, or of one."""
         came = self.mask.shape[1] - self.ids.shape[1]  # tokens already in the cache at the start
-        inputs = {"input_ids": self.ids[:, start - came : end - came], "use_cache": not self.cache.recompute}
+        ids, mask, order = self.ids[:, start - came : end - came], self.mask[:, :end], None
+        if self.padded and self.cache.recompute:  # which counts padding as tokens in windows and states
+            order = mask.argsort(stable=True, dim=1)
+            ids, mask = ids.gather(1, order), mask.gather(1, order)
+        inputs = {"input_ids": ids, "use_cache": not self.cache.recompute}
         if self.padded:
-            inputs["attention_mask"] = self.mask[:, :end]
+            inputs["attention_mask"] = mask
             if self._takes_positions:
-                inputs["position_ids"] = own_positions(self.mask)[:, start:end].clamp(min=0)
+                inputs["position_ids"] = own_positions(mask)[:, start:end].clamp(min=0)
         elif self._takes_positions:
             inputs["position_ids"] = torch.arange(start, end, device=self.ids.device)[None]
         if self.cache.recompute:  # other caches check this themselves
@@ -120,9 +124,13 @@ class Stepper:
         forward = getattr(self.cache, "forward", self.model)  # an engine of its own, or the model
         self.cache.stepped = True
         try:
-            return forward(**inputs).logits[:, -count:].float()
+            logits = forward(**inputs).logits[:, -count:].float()
         finally:
             self.cache.stepped = False
+        if order is None:
+            return logits
+        places = order.argsort(1)[:, -logits.shape[1] :] - (end - logits.shape[1])
+        return logits.gather(1, places.clamp(min=0)[..., None].expand_as(logits))
 
     def _prompt(self, chunk: int, last: bool) -> Tensor:
         """The prompt in chunks; in smaller ones if the device's memory does not suffice."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from .layer import Layer
+from .modes import kept
 
 
 class HybridLayer(LinearAttentionLayer, Layer):
@@ -44,6 +46,15 @@ def states_of(layer) -> Iterator[Tensor]:
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         for states in (layer.conv_states, layer.recurrent_states):
             yield from (tensor for tensor in states.values() if tensor is not None)
+
+
+def keep_states(layers) -> None:
+    """A pass outside torch's inference mode begins: it may write into states that were made inside."""
+    if not torch.is_inference_mode_enabled():
+        for layer in layers:
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                for states in (layer.conv_states, layer.recurrent_states):
+                    states |= {at: kept(x) for at, x in states.items() if x is not None}
 
 
 def forget(layer) -> None:

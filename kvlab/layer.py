@@ -19,7 +19,7 @@ from .policy import View
 from .ranks import added
 from .reread import attend_again
 from .telling import blaming
-from .turns import keep_raw, wait
+from .turns import chosen, keep_raw, wait
 from .visibility import Visibility
 
 SPARE = 16  # slots behind a window that are dropped together, if nothing is chosen or fetched
@@ -247,7 +247,7 @@ class Layer(Contents):
                 policy.observe_and_check(view, None)
         if self.local is not None:
             self._leave_window()
-        slots, most = policy.chosen(view) if evicts else (None, None)
+        slots, most = chosen(self, view) if evicts else (None, None)
         if slots is not None:
             if self.in_prompt:  # what a report says beside the answers
                 self.scored = scored(slots, policy.held_by_rule(view), self.ranks)

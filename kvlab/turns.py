@@ -10,8 +10,8 @@ prompt ends before the next single token, or when the cache is used otherwise (`
   ends keeps its inputs. If a piece follows, these layers start again and wait: pieces attend to the exact
   earlier tokens, and when the prompt has ended they are taken as one pass (`Layer.fill`).
 - Tokens of a later turn are written as they come, as in `KVCache.prefill`. When it ends, the keep decides
-  about all tokens held, with a budget of all that the row has seen. After `hold()`, in assisted decoding and
-  with `turns="first"`, several tokens are no turn.
+  about all tokens held, with a budget of all that the row has seen. For a row without a token in it there is
+  no turn; nor is there one after `hold()`, in assisted decoding and with `turns="first"`.
 - The positions of a piece of `generate(prefill_chunk_size=n)` are a slice of the prompt's. If these continue,
   more pieces follow; if they end, a single token is the last piece. Those of a new token are of another
   tensor than those of the pass before.
@@ -24,14 +24,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .attention import Recorded
+from .gather import in_order
 from .parameters import check_kind
 from .reread import note
 from .store import Growing, Static
 
 PARTS = ("query", "keys", "values")
+OF_ROWS = ("limits", "longest", "goal", "shares")  # of a keep's state
 
 
 def begin(cache, body, args, kwargs) -> None:
@@ -72,7 +75,8 @@ def begin(cache, body, args, kwargs) -> None:
     elif _reopens(cache):
         cache.open, cache.pieces = True, 1
         for layer in layers:
-            layer.in_prompt = layer.later = layer.prefilling = True
+            layer.in_prompt = layer.prefilling = True
+            layer.later = list(layer.lengths)
 
 
 def _check_last(mask, tokens: int) -> None:
@@ -102,13 +106,41 @@ def end(cache) -> None:
                 layer.waits = False
                 layer.fill_pieces(given)
             elif layer.prefilling:
-                layer.prefilling, layer.keep.shares = False, None
+                layer.prefilling = False
                 layer.end_prefill()
         if waited and cache.rereads:
             for fed in cache.fed_pieces:
                 note(cache, *fed)
             cache._end_prompt()
     cache.fed_pieces = []
+
+
+def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
+    """What the keep chooses (`Keep.chosen`). Rows without a token in the later turn that ends stay as they
+    are."""
+    policy, keep = layer.keep.policy, layer.keep
+    if not (layer.in_prompt and layer.later):
+        return policy.chosen(view)
+    before, keep.shares = {name: getattr(keep, name) for name in OF_ROWS}, None
+    slots, most = policy.chosen(view)
+    idle = [then == now for then, now in zip(layer.later, layer.lengths, strict=True)]
+    if not any(idle):
+        return slots, most
+    for name, old in before.items():
+        new = getattr(keep, name)
+        if isinstance(new, list):
+            setattr(keep, name, [pair[not one] for one, pair in zip(idle, zip(old, new), strict=True)])
+        elif isinstance(new, Tensor) and old is not None:
+            setattr(keep, name, old.where(torch.tensor(idle, device=new.device)[:, None], new))
+    if slots is None:
+        return None, most
+    slots = slots.expand(len(idle), layer.kv_heads, -1)
+    stays = torch.tensor(idle, device=slots.device)[:, None, None]
+    held = in_order(stays & (view.slot_positions >= 0))
+    width = max(slots.shape[2], held.shape[2])
+    held, slots = (pad(x, (0, width - x.shape[2]), value=-1) for x in (held, slots))
+    most = [pair[not one] for one, pair in zip(idle, zip(layer.rows_held, most), strict=True)]
+    return held.where(stays, slots), most
 
 
 def _forget_broken(cache) -> None:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from families.models import family
 from tiny import begun, prompt, tiny
 
 import kvlab
@@ -207,3 +208,14 @@ def test_a_copied_model_rehearses_with_its_own_weights():
     spec = "infinigen:budget=5,full_layers=1,alpha=inf"
     found = [kvlab.decode(m, prompt(20), kvlab.make_cache(m, spec), 6) for m in (own, kvlab.prepare(fresh))]
     assert torch.equal(found[0].logprobs, found[1].logprobs)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "LFM2"])
+def test_recompute_feeds_no_padding_between_a_row_s_tokens(name):
+    """A window, or a state, would take it for tokens."""
+    model, ids, mask = kvlab.prepare(copy.deepcopy(family(name))), prompt(24, 2), torch.ones(2, 6).long()
+    mask[1, :2] = 0
+    found = begun(model, "recompute", ids[:, :18]).feed(ids[:, 18:], mask)
+    for row, own in enumerate((ids[:1], torch.cat([ids[1:, :18], ids[1:, 20:]], 1))):
+        alone = begun(model, "recompute").feed(own)
+        torch.testing.assert_close(found[row, 2:], alone[0, -4:], atol=1e-4, rtol=0)

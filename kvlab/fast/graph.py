@@ -216,15 +216,19 @@ class Graph:
 
     def takes(self, input_ids, attention_mask=None, position_ids=None, **others) -> bool:
         """Whether it serves such a step: of as many rows, with a token in each."""
-        if input_ids.shape != self.ids.shape or (position_ids is not None and position_ids.dim() != 2):
+        if input_ids.shape != self.ids.shape or input_ids.is_floating_point():
+            return False
+        if position_ids is not None and position_ids.dim() != 2:
             return False
         if attention_mask is None:
             return True
-        held = self.cache().get_seq_length()
-        if attention_mask.shape != (len(self.ids), held + 1) or not bool(attention_mask[:, held:].all()):
+        held, lengths = self.cache().get_seq_length(), self.cache().lengths
+        if attention_mask.shape != (len(self.ids), held + 1):
             return False
-        padded = any(length < held for length in self.cache().lengths)
-        return not padded or position_ids is not None
+        real = attention_mask.bool()
+        if real.sum(-1).tolist() != [length + 1 for length in lengths] or not bool(real[:, held:].all()):
+            return False
+        return min(lengths) == held or position_ids is not None
 
     @keeping()
     def step(self, input_ids, position_ids=None, **others):

@@ -167,8 +167,16 @@ def test_a_prompt_that_was_read_under_autocast(spec):
         torch.testing.assert_close(one, other, atol=0.1, rtol=0)
 
 
+def test_a_mask_that_hides_an_earlier_token_is_refused():
+    model, cache, _ = replayed_for_a_while("full")
+    mask = torch.ones(1, cache.get_seq_length() + 1, dtype=torch.long)
+    mask[0, 3] = 0
+    with pytest.raises(ValueError, match="a cache hides no token later"), torch.no_grad():
+        model(torch.full((1, 1), 3), attention_mask=mask, past_key_values=cache)
+
+
 def test_a_copy_counts_what_is_out_of_range_by_itself():
-    _, cache, stepper = begun("int8:axis=channel")
+    _, cache, stepper = replayed_for_a_while("int8:axis=channel")
     twin = copy.deepcopy(cache)
     before = twin.stats().clipped
     for token in range(3, 9):
@@ -177,7 +185,7 @@ def test_a_copy_counts_what_is_out_of_range_by_itself():
 
 
 def test_a_configuration_that_asks_for_hidden_states_is_answered():
-    model, cache, _ = begun("full")
+    model, cache, _ = replayed_for_a_while("full")
     model.config.output_hidden_states = True
     with pytest.warns(UserWarning, match="asks for more than logits"), torch.no_grad():
         for _ in range(4):

@@ -118,12 +118,13 @@ class Machine(RuleBasedStateMachine):
         return hasattr(forward, "replays") and forward.replays(self.now.stepper.cache)
 
     def padded(self, data, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens for every row, and which of them are real: at least two, the last ones."""
+        """Tokens for every row, and which of them are real: none, or at least two, the last ones."""
         ids = self.tokens(data, len(self.now.rows), count)
         most = 0 if self.method.startswith("kivi") else count - 2  # a block is full at once
         mask = torch.ones_like(ids)
         for row in mask:
-            row[: data.draw(st.integers(0, most))] = 0
+            row[: data.draw(st.integers(0, most) | st.just(count if most else 0))] = 0
+        mask[data.draw(st.integers(0, len(mask) - 1))] = 1
         return ids, mask
 
     def fed(self, ids, mask, kind, logits) -> None:
