@@ -247,10 +247,10 @@ class View:
     some_empty: the same, or None as long as slot j holds token j in every row. slots: number in use. lengths,
     rows_held: lists, real tokens that each row has seen and holds. store: the tokens held,
     `store.read(device)` decodes them. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
-    (None: all). in_prompt: this pass is part of the prompt, or of a later turn (`later`: where it began); prefilling: and
-    more of it may come. index, order (among the layers that attend), kv_heads, shape (`ModelShape`), scaling,
-    softcap, sinks, local (window or chunk, or None): of the layer. rank, ranks: of this process and of all
-    that share the layer's heads (`ranks.py`); kv_heads are its own.
+    (None: all). in_prompt: this pass is part of the prompt, or of a later turn (`later`: tokens of each row
+    before it); prefilling: and more of it may come. index, order (among the layers that attend), kv_heads,
+    shape (`ModelShape`), scaling, softcap, sinks, local (window or chunk, or None): of the layer. rank,
+    ranks: of this process and of all that share the layer's heads (`ranks.py`); kv_heads are its own.
     """
 
     __slots__ = ("_layer", "state")

@@ -1,9 +1,10 @@
 """Kept: finished batches of a task, so that a killed run continues after the last of them.
 
 All methods of a task share their prefills, so they end together, which may take hours. Every batch of
-documents that all of them have answered is one line of JSON, OUT/partial/HASH.jsonl, appended at once. HASH
-is of the whole configuration of the methods' cells. A line has the batch's answers and, as they were after
-it, the sums that a cell's numbers are made of. So a run that goes on gives the same numbers, bit for bit.
+documents that all of them have answered is one line, its sum and JSON, of OUT/partial/HASH.jsonl, appended at
+once. HASH is of the whole configuration of the methods' cells. A line has the batch's answers and, as they
+were after it, the sums that a cell's numbers are made of. So a run that goes on gives the same numbers, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ def path_of(folder: Path, cells: Iterable[str]) -> Path:
     return folder / f"{hashlib.sha256(' '.join(cells).encode()).hexdigest()[:16]}.jsonl"
 
 
+def sum_of(line: bytes) -> bytes:
+    """By which a damaged line is noticed."""
+    return hashlib.sha256(line).hexdigest()[:16].encode()
+
+
 class Kept:
     """See the module's text. path: None keeps nothing.
 
@@ -38,8 +44,8 @@ class Kept:
         data = path.read_bytes()
         *whole, begun = data.split(b"\n")
         os.truncate(path, len(data) - len(begun))  # it was killed while it wrote this line
-        for line in whole:
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a damaged one is computed again
+        for total, _, line in (line.partition(b" ") for line in whole):
+            if total == sum_of(line):  # else it is damaged, and computed again
                 record = json.loads(line)
                 self.found[record["key"]] = record
 
@@ -57,10 +63,10 @@ class Kept:
         failed = len(work.errors)
         answers = compute()
         if self.path is not None and len(work.errors) == failed:
-            line = json.dumps({"key": key, "answers": answers, **_taken(work, members)})
+            line = json.dumps({"key": key, "answers": answers, **_taken(work, members)}).encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
+            with self.path.open("ab") as file:
+                file.write(sum_of(line) + b" " + line + b"\n")
         return answers
 
     def drop(self) -> None:

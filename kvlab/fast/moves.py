@@ -108,10 +108,7 @@ class Appends(Buffered):
         self.slot, self.count, self.capacity = slot, count, capacity
         self.positions, self.allowed, self.local = None, None, layer.local
         if table.moved is not None or self.local is not None:
-            first = torch.tensor(table.lengths, dtype=torch.int32, device=slot.device).view(-1, 1, 1)
-            ahead = first + torch.arange(capacity - filled, dtype=torch.int32, device=slot.device)
-            held = table.positions[:, :1] if table.moved is None else table.moved
-            self.positions = torch.cat([held, ahead.expand(-1, held.shape[1], -1)], 2)
+            self.positions = self.foreseen()
             table.moved, there = self.positions[..., :filled], self.positions >= 0
             self.allowed = None if bool(there.all()) else there[:, :, None]
         self.places = torch.arange(capacity, device=slot.device)
@@ -158,13 +155,20 @@ class Appends(Buffered):
         near = (self.positions > newest - self.local)[:, :, None]
         return near if self.allowed is None else near & self.allowed
 
+    def foreseen(self) -> Tensor:
+        """Positions of the tokens in the slots in use, and of those that steps will write after them."""
+        table, device = self.layer.table, self.slot.device
+        first = torch.tensor(table.lengths, dtype=torch.int32, device="cpu").to(device).view(-1, 1, 1)
+        ahead = first + torch.arange(self.capacity - table.count, dtype=torch.int32, device=device)
+        held = table.positions[:, :1] if table.moved is None else table.moved
+        return torch.cat([held, ahead.expand(-1, held.shape[1], -1)], 2)
+
     def still(self) -> bool:
-        """Whether its slots hold the same tokens as well: eager passes may have brought padding."""
-        moved, count = self.layer.table.moved, self.layer.slots
-        if self.positions is None or moved is None:
-            return moved is None and self.positions is None and super().still()
-        known = self.positions[..., :count]
-        return (moved.data_ptr() == known.data_ptr() or moved.equal(known)) and super().still()
+        """Whether its slots are for the same tokens as well: padding may have come, or gone."""
+        moved, mine = self.layer.table.moved, self.positions
+        if mine is None or moved is None:
+            return moved is None and mine is None and super().still()
+        return (moved.data_ptr() == mine.data_ptr() or mine.equal(self.foreseen())) and super().still()
 
     def ready(self) -> bool:
         """Whether the next step can be done this way."""

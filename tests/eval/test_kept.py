@@ -1,6 +1,9 @@
 """A run that is killed keeps every finished batch, and what goes on from there gives the same cells."""
 
 import json
+import random
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,3 +101,22 @@ def test_a_method_that_fails_costs_the_others_nothing(words, tmp_path, monkeypat
     assert len(made) == 4 and not (tmp_path / "partial").exists()
     assert main(words) == 0  # the third time it does not fail
     assert len(cells(tmp_path)) == 6 and made.items() <= cells(tmp_path).items()
+
+
+def test_a_flipped_bit_costs_the_batches_of_its_line(tmp_path):
+    clock = SimpleNamespace(own={}, shared=0.0, set=lambda **kept: None)
+    work = SimpleNamespace(
+        caches=["full"], meters={}, held={}, contexts=Counter(), tokens=Counter(), errors={}, clock=clock
+    )
+    path, seed = tmp_path / "x.jsonl", random.randrange(10**6)
+    file, draw = kept.Kept(path), random.Random(seed)
+    for number in range(3):
+        file.batch(work, "recall", [number], lambda number=number: {"full": [number]})
+    whole, good = kept.Kept(path).found, path.read_bytes()
+    assert len(whole) == 3
+    for _ in range(60):
+        damaged = bytearray(good)
+        damaged[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        found = kept.Kept(path).found
+        assert 1 <= len(found) < 3 and found.items() <= whole.items(), seed

@@ -180,7 +180,9 @@ def test_halves_are_merged(halves):
     assert {one["method"] for one in c.records()} == {"full", "int8", "int4"}
     assert c.load(Cell("m", "full", "recall", {"limit": 4}))["made"] == "2026-01-01"
     assert merge([a.where, b.where], c, pytest.fail) == (0, 3)  # again: nothing is new
+    b.save(cell("full", made="2026-02-02", seconds=2.0) | {"samples": [ANSWERED]})  # which a has without
     assert merge([b.where], a, pytest.fail) == (1, 3)
+    assert [a.samples(one) for one in a.records()] == [[ANSWERED], [ANSWERED], []]
     elsewhere = Store(f"memory://{uuid.uuid4().hex}")
     elsewhere.prepare()
     assert merge([c.where], elsewhere, pytest.fail) == (3, 3)
