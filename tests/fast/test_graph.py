@@ -151,9 +151,9 @@ def test_padding_in_a_later_pass_is_seen_by_no_step(spec, padded):
         mask[1, :3] = 0
         stepper.feed(ids, mask.long())
 
-    def crop(stepper):  # the steps behind the turn, and a part of it
-        stepper.cache.crop(-5)
-        stepper.ids, stepper.mask = stepper.ids[:, :-5], stepper.mask[:, :-5]
+    def crop(stepper):  # four steps, and all of the turn but its first column
+        stepper.cache.crop(-8)
+        stepper.ids, stepper.mask = stepper.ids[:, :-8], stepper.mask[:, :-8]
 
     after = {6: turn} if "budget" in spec else {6: turn, 10: crop}
     same(tiny("llama", dtype=torch.float64), spec, padded=padded, after=after, tolerance=1e-4)
