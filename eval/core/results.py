@@ -89,19 +89,24 @@ class Store:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        name, lines = self.name(*(cell[key] for key in NAMED)), cell.get("samples")
+        cell = dict(cell)
+        name, lines = self.name(*(cell[key] for key in NAMED)), cell.pop("samples", None)
         if lines is not None:
             self.logs.prepare()
-            text = "".join(json.dumps(finite(line), ensure_ascii=False) + "\n" for line in lines)
-            self.logs.write(f"{name}l", text.encode())
-        self.files.write(name, written({key: value for key, value in cell.items() if key != "samples"}))
+            text = "".join(json.dumps(finite(line), ensure_ascii=False) + "\n" for line in lines).encode()
+            self.logs.write(f"{name}l", text)
+            cell["samples"] = _sum(text)  # by which damage is noticed
+        self.files.write(name, written(cell))
 
     def samples(self, cell: dict) -> list[dict]:
         """What was asked and answered in a stored cell, a dictionary for each document; none where nothing
         was kept or the file is damaged, which is a warning. `eval/accuracy/samples.py` says what is in it."""
         name = f"{self.name(*(cell[key] for key in NAMED))}l"
         try:
-            lines = [from_json(line) for line in (self.logs.read(name) or b"").splitlines()]
+            text = self.logs.read(name) or b""
+            if text and cell.get("samples", _sum(text)) != _sum(text):
+                raise ValueError("its content is not what was written")
+            lines = [from_json(line) for line in text.splitlines()]
             for line in lines:
                 check_sample(line)
         except (OSError, ValueError) as error:
@@ -130,6 +135,10 @@ class Store:
                 speed += [head | row for row in cell.get("rows", [])]
         write_json(self.out / "summary.json", summary)
         write_json(self.out / "speed.json", speed)
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict | None:

@@ -19,9 +19,14 @@ class NotMade(ValueError):
     """A study that has not been collected."""
 
 
+def collected(name: str) -> list[dict]:
+    """A study's collected rows; none where it has not been collected."""
+    return read(ROOT / "docs" / "results" / f"{name}.json")
+
+
 def study(name: str) -> list[dict]:
     """A study's collected rows. Raises NotMade where there are none."""
-    if not (rows := read(ROOT / "docs" / "results" / f"{name}.json")):
+    if not (rows := collected(name)):
         raise NotMade(f"Not made yet: `make reproduce` makes {name}.")
     return rows
 
@@ -86,7 +91,7 @@ def formats(*names: str) -> str:
     """Formats by the bits that they take in the first study that has them, and by models: what a token costs
     beyond `full`, in nats; of `full` the perplexity."""
     cells, width, last = [], {}, []
-    for rows in map(study, names):
+    for rows in [rows for name in names if (rows := collected(name))] or [study(names[0])]:
         full = next(row for row in rows if row["method"] == "full")
         last.append(full)
         for row in rows:

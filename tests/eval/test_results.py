@@ -174,6 +174,20 @@ def halves(tmp_path):
     return stores
 
 
+def test_a_flipped_bit_in_samples_is_noticed(tmp_path):
+    told = []
+    store = Store(tmp_path, told.append)
+    store.prepare()
+    store.save(cell("int4") | {"samples": [ANSWERED]})
+    (one,), (file,) = store.records(), (tmp_path / "samples").glob("*.jsonl")
+    good = file.read_bytes()
+    assert store.samples(one) == [ANSWERED] and not told
+    for at in range(len(good)):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
+        assert store.samples(one) == []
+    assert "damaged samples" in told[0]
+
+
 def test_halves_are_merged(halves):
     a, b, c = halves
     assert merge([a.where, b.where], c, pytest.fail) == (3, 3)

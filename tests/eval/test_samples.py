@@ -44,7 +44,7 @@ def test_what_was_asked_answered_and_held(folder, tmp_path, task, protocol):
         (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in MANY))
         methods += ["--data", f"recall_many={tmp_path / 'rows.jsonl'}"]
     for cell, samples in run(folder, tmp_path / "out", "--tasks", task, *methods):
-        assert [one["doc_id"] for one in samples] == [*range(len(samples))] and "samples" not in cell
+        assert [one["doc_id"] for one in samples] == [*range(len(samples))] and len(cell["samples"]) == 16
         assert [one["right"] for one in samples] == cell["values"][cell["metrics"][0]["metric"]]
         for one in samples:
             assert one["question"].startswith("Question: ") and "prompt" not in one
