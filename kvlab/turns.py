@@ -34,7 +34,6 @@ from .reread import note
 from .store import Growing, Static
 
 PARTS = ("query", "keys", "values")
-OF_ROWS = ("limits", "longest", "goal", "shares")  # of a keep's state
 
 
 def begin(cache, body, args, kwargs) -> None:
@@ -121,17 +120,15 @@ def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
     policy, keep = layer.keep.policy, layer.keep
     if not (layer.in_prompt and layer.later):
         return policy.chosen(view)
-    before, keep.shares = {name: getattr(keep, name) for name in OF_ROWS}, None
+    before, keep.shares = {name: getattr(keep, name) for name in keep.per_row}, None
     slots, most = policy.chosen(view)
     idle = [then == now for then, now in zip(layer.later, layer.lengths, strict=True)]
     if not any(idle):
         return slots, most
+    if keep.shares is None and (own := before["shares"]) is not None:  # nothing goes: heads are even
+        keep.shares = own.new_tensor(keep.limits)[:, None].expand_as(own)
     for name, old in before.items():
-        new = getattr(keep, name)
-        if isinstance(new, list):
-            setattr(keep, name, [pair[not one] for one, pair in zip(idle, zip(old, new), strict=True)])
-        elif isinstance(new, Tensor) and old is not None:
-            setattr(keep, name, old.where(torch.tensor(idle, device=new.device)[:, None], new))
+        setattr(keep, name, _with_rows(old, getattr(keep, name), idle))
     if slots is None:
         return None, most
     slots = slots.expand(len(idle), layer.kv_heads, -1)
@@ -139,8 +136,16 @@ def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
     held = in_order(stays & (view.slot_positions >= 0))
     width = max(slots.shape[2], held.shape[2])
     held, slots = (pad(x, (0, width - x.shape[2]), value=-1) for x in (held, slots))
-    most = [pair[not one] for one, pair in zip(idle, zip(layer.rows_held, most), strict=True)]
-    return held.where(stays, slots), most
+    return held.where(stays, slots), _with_rows(layer.rows_held, most, idle)
+
+
+def _with_rows(old, new, rows: list[bool]):
+    """`new`, a list or tensor with an entry for each row, with those of these rows as in `old`."""
+    if isinstance(old, list) and isinstance(new, list):
+        return [one if mine else other for one, other, mine in zip(old, new, rows, strict=True)]
+    if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape:
+        return old.where(torch.tensor(rows, device=new.device).view(-1, *[1] * (new.dim() - 1)), new)
+    return new
 
 
 def _forget_broken(cache) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from every import COMPOSED, EVERY, make
 from families.models import family
+from fuzz.alone import bare
 from tiny import left_padded, prompt, tiny
 
 import kvlab
@@ -220,6 +221,23 @@ def test_the_first_prompt_alone(spec):
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(found, expected, strict=True))
     assert held(bare)[0][:-1] == held(stepper.cache)[0][:-1]
     assert all(map(torch.equal, held(bare)[1], held(stepper.cache)[1]))
+
+
+@pytest.mark.parametrize("spec", EVICTING)
+def test_for_a_row_without_a_token_in_it_there_is_no_turn(spec):
+    seed = random.randrange(10**6)
+    draw, model = random.Random(seed), tiny("llama", dtype=torch.float64)
+    sizes = [draw.randint(6, 20), *[1] * draw.randint(0, 4), draw.randint(2, 7), *[1] * 5]
+    passes, found = [prompt(size, 2, seed=seed + at) for at, size in enumerate(sizes)], []
+    for rows, own in ((2, passes), (1, passes[:-6] + passes[-5:])):
+        stepper = kvlab.Stepper(model, make(model, spec))
+        for ids in own:
+            if ids.shape[1] > 1 and stepper.ids is not None:
+                bare(stepper, model, ids, torch.tensor([[0], [1]]).expand_as(ids))
+            else:
+                logits = stepper.feed(ids[:rows])[0]
+        found.append(logits)
+    torch.testing.assert_close(*found, atol=1e-3, rtol=0, msg=f"seed {seed}")
 
 
 def test_nothing_reopens_after_hold():
