@@ -17,17 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..core.cells import sum_of
+
 FOLDER = "partial"
 
 
 def path_of(folder: Path, cells: Iterable[str]) -> Path:
     """The file of cells, by their names, that are made together."""
     return folder / f"{hashlib.sha256(' '.join(cells).encode()).hexdigest()[:16]}.jsonl"
-
-
-def sum_of(line: bytes) -> bytes:
-    """By which a damaged line is noticed."""
-    return hashlib.sha256(line).hexdigest()[:16].encode()
 
 
 class Kept:
@@ -45,7 +42,7 @@ class Kept:
         *whole, begun = data.split(b"\n")
         os.truncate(path, len(data) - len(begun))  # it was killed while it wrote this line
         for total, _, line in (line.partition(b" ") for line in whole):
-            if total == sum_of(line):  # else it is damaged, and computed again
+            if total.decode(errors="replace") == sum_of(line):  # else it is damaged, and computed again
                 record = json.loads(line)
                 self.found[record["key"]] = record
 
@@ -66,7 +63,7 @@ class Kept:
             line = json.dumps({"key": key, "answers": answers, **_taken(work, members)}).encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
-                file.write(sum_of(line) + b" " + line + b"\n")
+                file.write(sum_of(line).encode() + b" " + line + b"\n")
         return answers
 
     def drop(self) -> None:

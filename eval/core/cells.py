@@ -35,7 +35,12 @@ def written(cell: dict) -> bytes:
 
 def digest(cell: dict) -> str:
     """Sixteen hex digits of what a cell says, however it is written down."""
-    return hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:16]
+    return sum_of(json.dumps(cell, sort_keys=True).encode())
+
+
+def sum_of(data: bytes) -> str:
+    """Sixteen hex digits by which damage is noticed."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def parsed(data: bytes) -> dict:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from kvlab.parameters import from_json
 
-from .cells import FIELDS, check_sample, parsed, written
+from .cells import FIELDS, check_sample, parsed, sum_of, written
 from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
 from .files import Folder, Remote, finite, folder_at, write_json
@@ -95,7 +95,7 @@ class Store:
             self.logs.prepare()
             text = "".join(json.dumps(finite(line), ensure_ascii=False) + "\n" for line in lines).encode()
             self.logs.write(f"{name}l", text)
-            cell["samples"] = _sum(text)  # by which damage is noticed
+            cell["samples"] = sum_of(text)
         self.files.write(name, written(cell))
 
     def samples(self, cell: dict) -> list[dict]:
@@ -104,7 +104,8 @@ class Store:
         name = f"{self.name(*(cell[key] for key in NAMED))}l"
         try:
             text = self.logs.read(name) or b""
-            if text and cell.get("samples", _sum(text)) != _sum(text):
+            total = sum_of(text)
+            if text and cell.get("samples", total) != total:
                 raise ValueError("its content is not what was written")
             lines = [from_json(line) for line in text.splitlines()]
             for line in lines:
@@ -135,10 +136,6 @@ class Store:
                 speed += [head | row for row in cell.get("rows", [])]
         write_json(self.out / "summary.json", summary)
         write_json(self.out / "speed.json", speed)
-
-
-def _sum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict | None:

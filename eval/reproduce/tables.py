@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
@@ -24,22 +25,22 @@ def collected(name: str) -> list[dict]:
     return read(ROOT / "docs" / "results" / f"{name}.json")
 
 
-def study(name: str) -> list[dict]:
-    """A study's collected rows. Raises NotMade where there are none."""
-    if not (rows := collected(name)):
+def study(name: str, wanted: Callable[[dict], bool] = bool) -> list[dict]:
+    """A study's collected rows that are wanted. Raises NotMade where there are none."""
+    if not (rows := [*filter(wanted, collected(name))]):
         raise NotMade(f"Not made yet: `make reproduce` makes {name}.")
     return rows
 
 
 def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     """Methods by tasks under both protocols at one budget, as `percent` says them, and their bytes."""
-    rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
+    rows = study(name, lambda row: row["budget"] in (None, float(budget)))
     return markdown(["method"], *paper.accuracy(rows, tasks))
 
 
 def curves(name: str, task: str, protocol: str) -> str:
     """One task under one protocol: methods by budgets, and where the method's own score chose most slots."""
-    rows = [row for row in study(name) if row["task"] == task and row["protocol"] == protocol]
+    rows = study(name, lambda row: (row["task"], row["protocol"]) == (task, protocol))
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     cells = [
         (f"`{row['curve']}`", f"{100 * row['budget']:g} %", percent(row)) for row in rows if row["budget"]
@@ -110,7 +111,7 @@ def formats(*names: str) -> str:
 def costs(name: str, protocol: str, model: str | None = None) -> str:
     """The cost of a context that is asked several questions, under one protocol: for each method the bytes
     held, contexts, tokens prefilled and seconds. Rows made before contexts were counted have dashes."""
-    rows = [row for row in study(name) if row["protocol"] == protocol and model in (None, row["model"])]
+    rows = study(name, lambda row: row["protocol"] == protocol and model in (None, row["model"]))
     body = [
         [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
     ]
@@ -126,6 +127,8 @@ def crossed(names: str, *by: str) -> str:
     told = [row | {"model": short(row["model"])} for name in names.split("+") for row in study(name)]
     where = dict(one.split("=") for one in by if "=" in one)
     rows = [row for row in told if all(str(row[field]) in (value, "None") for field, value in where.items())]
+    if not rows:
+        raise NotMade(f"Not made yet: `make reproduce` makes {names}.")
     by = tuple(field for field in by if "=" not in field)
     keys = itertools.product(*(dict.fromkeys(row[field] for row in rows) for field in by))
     found, there = scores(rows, by, keys, ", ".join(["{}"] * len(by)))
