@@ -10,8 +10,8 @@ prompt ends before the next single token, or when the cache is used otherwise (`
   ends keeps its inputs. If a piece follows, these layers start again and wait: pieces attend to the exact
   earlier tokens, and when the prompt has ended they are taken as one pass (`Layer.fill`).
 - Tokens of a later turn are written as they come, as in `KVCache.prefill`. When it ends, the keep decides
-  about all tokens held, with a budget of all that the row has seen. For a row without a token in it there is
-  no turn; nor is there one after `hold()`, in assisted decoding and with `turns="first"`.
+  about all tokens held, with a budget of all that the row has seen. For a row with at most one token in it
+  there is no turn; nor is there one after `hold()`, in assisted decoding and with `turns="first"`.
 - The positions of a piece of `generate(prefill_chunk_size=n)` are a slice of the prompt's. If these continue,
   more pieces follow; if they end, a single token is the last piece. Those of a new token are of another
   tensor than those of the pass before.
@@ -115,28 +115,40 @@ def end(cache) -> None:
 
 
 def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
-    """What the keep chooses (`Keep.chosen`). Rows without a token in the later turn that ends stay as they
-    are."""
+    """What the keep chooses (`Keep.chosen`). To a row with at most one token in it, a later turn is a decode
+    step."""
     policy, keep = layer.keep.policy, layer.keep
     if not (layer.in_prompt and layer.later):
         return policy.chosen(view)
-    before, keep.shares = {name: getattr(keep, name) for name in keep.per_row}, None
+    steps = [now - then < 2 for then, now in zip(layer.later, layer.lengths, strict=True)]
+    before, keep.shares = dict(vars(keep)), None
     slots, most = policy.chosen(view)
-    idle = [then == now for then, now in zip(layer.later, layer.lengths, strict=True)]
-    if not any(idle):
+    if not any(steps):
         return slots, most
-    if keep.shares is None and (own := before["shares"]) is not None:  # nothing goes: heads are even
-        keep.shares = own.new_tensor(keep.limits)[:, None].expand_as(own)
-    for name, old in before.items():
-        setattr(keep, name, _with_rows(old, getattr(keep, name), idle))
-    if slots is None:
-        return None, most
-    slots = slots.expand(len(idle), layer.kv_heads, -1)
-    stays = torch.tensor(idle, device=slots.device)[:, None, None]
-    held = in_order(stays & (view.slot_positions >= 0))
-    width = max(slots.shape[2], held.shape[2])
-    held, slots = (pad(x, (0, width - x.shape[2]), value=-1) for x in (held, slots))
-    return held.where(stays, slots), _with_rows(layer.rows_held, most, idle)
+    of_turn = dict(vars(keep))
+    vars(keep).update(before)
+    layer.in_prompt = False
+    stays, held = policy.chosen(view)
+    layer.in_prompt = True
+    if (keep.shares is None) != (of_turn["shares"] is None):
+        for found in (vars(keep), of_turn):
+            found["shares"] = _shares(found, layer.kv_heads, view.slot_positions.device)
+    for name in (*keep.per_row, *keep.per_slot):
+        setattr(keep, name, _with_rows(getattr(keep, name), of_turn[name], steps))
+    if slots is None and stays is None:
+        return None, None
+    all_stay = in_order(view.slot_positions >= 0), layer.rows_held
+    found = [all_stay if one[0] is None else one for one in ((stays, held), (slots, most))]
+    width = max(one.shape[2] for one, _ in found)
+    shape = len(steps), layer.kv_heads, width
+    both = [pad(one, (0, width - one.shape[2]), value=-1).expand(shape) for one, _ in found]
+    return _with_rows(*both, steps), _with_rows(*[most for _, most in found], steps)
+
+
+def _shares(found: dict, heads: int, device) -> Tensor:
+    """How many tokens each head may hold, `[batch, kv_heads]`, if they were even too."""
+    own, limits = found["shares"], found["limits"]
+    return torch.tensor(limits, device=device)[:, None].expand(-1, heads) if own is None else own
 
 
 def _with_rows(old, new, rows: list[bool]):

@@ -224,16 +224,22 @@ def test_the_first_prompt_alone(spec):
 
 
 @pytest.mark.parametrize("spec", EVICTING)
-def test_for_a_row_without_a_token_in_it_there_is_no_turn(spec):
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_for_a_row_with_at_most_one_token_in_it_there_is_no_turn(spec, tokens):
     seed = random.randrange(10**6)
     draw, model = random.Random(seed), tiny("llama", dtype=torch.float64)
+    if make(model, spec).layers[0].place.chooses:
+        tokens = 0  # one alone would choose what it attends to
     sizes = [draw.randint(6, 20), *[1] * draw.randint(0, 4), draw.randint(2, 7), *[1] * 5]
     passes, found = [prompt(size, 2, seed=seed + at) for at, size in enumerate(sizes)], []
-    for rows, own in ((2, passes), (1, passes[:-6] + passes[-5:])):
+    alone = [*passes[:-6], *[passes[-6][:, -1:]] * tokens, *passes[-5:]]
+    for rows, own in ((2, passes), (1, alone)):
         stepper = kvlab.Stepper(model, make(model, spec))
         for ids in own:
             if ids.shape[1] > 1 and stepper.ids is not None:
-                bare(stepper, model, ids, torch.tensor([[0], [1]]).expand_as(ids))
+                mask = torch.ones_like(ids)
+                mask[0, : ids.shape[1] - tokens] = 0
+                bare(stepper, model, ids, mask)
             else:
                 logits = stepper.feed(ids[:rows])[0]
         found.append(logits)

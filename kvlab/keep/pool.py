@@ -22,10 +22,11 @@ class Pool(Keep):
 
     capacity: tokens held in every head; a fraction is of the row's own prompt length (1: no limit). turns:
     see `Keep`.
-    State: `last_used` (step of the last fetch) and `count` (fetches), `[batch, kv_heads, slots]`; `step`.
+    State: `last_used` (step of the last fetch) and `count` (fetches), `[batch, kv_heads, slots]`; `step`;
+    `seen`, the tokens that each row had seen: without a new one, a row fetches nothing.
     """
 
-    per_slot = ("last_used", "count")
+    per_row, per_slot = ("seen",), ("last_used", "count")
 
     def __init__(self, capacity: float | int = 0.8, policy: str = "counter", turns: str = "all"):
         super().__init__(check_fraction_or_count("capacity", capacity), turns=turns)
@@ -42,12 +43,15 @@ class Pool(Keep):
         state, fetched = layer.state, torch.ones_like(layer.slot_positions)
         if state.count is None:
             state.last_used = state.count = torch.zeros_like(fetched)
+            state.seen = [0] * len(fetched)
         new = fetched.shape[2] - state.count.shape[2]
         if layer.fetched is not None:
             there = (layer.fetched >= 0).to(fetched.dtype)
             fetched.zero_().scatter_reduce_(2, layer.fetched.clamp(min=0), there, "amax")
             fetched[..., state.count.shape[2] :] = 1
-        state.step += 1
+        fed = [now > then for now, then in zip(layer.lengths, state.seen, strict=True)]
+        fetched *= torch.tensor(fed, device=fetched.device)[:, None, None]
+        state.step, state.seen = state.step + 1, list(layer.lengths)
         state.last_used = torch.where(fetched > 0, state.step, pad(state.last_used, (0, new)))
         state.count = pad(state.count, (0, new)) + fetched
 

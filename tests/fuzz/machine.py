@@ -118,12 +118,16 @@ class Machine(RuleBasedStateMachine):
         return hasattr(forward, "replays") and forward.replays(self.now.stepper.cache)
 
     def padded(self, data, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens for every row, and which of them are real: none, or at least two, the last ones."""
+        """Tokens for every row, and which of them are real: the last ones, or none."""
         ids = self.tokens(data, len(self.now.rows), count)
-        most = 0 if self.method.startswith("kivi") else count - 2  # a block is full at once
+        empty = list(range(count + 1))
+        if self.method.startswith("kivi"):  # a block is full at once
+            empty = [0]
+        elif count > 1 and any(one.place.chooses for one in getattr(self.now.stepper.cache, "attending", ())):
+            empty.remove(count - 1)  # one token alone would be a decode step, and fetch
         mask = torch.ones_like(ids)
         for row in mask:
-            row[: data.draw(st.integers(0, most) | st.just(count if most else 0))] = 0
+            row[: data.draw(st.sampled_from(empty))] = 0
         mask[data.draw(st.integers(0, len(mask) - 1))] = 1
         return ids, mask
 
@@ -137,9 +141,8 @@ class Machine(RuleBasedStateMachine):
         self.check([one[real > 0] for one, real in zip(logits, ends, strict=True)])
 
     def feed(self, data, count: int) -> None:
-        ids, mask = (
-            self.padded(data, count) if count > 1 else (self.tokens(data, len(self.now.rows), 1), None)
-        )
+        ids, mask = self.padded(data, count)
+        mask = None if bool(mask.all()) and data.draw(st.booleans()) else mask
         layers = self.now.stepper.cache.layers
         made = getattr(lodger(), "made", lambda layer: None)  # how a layer's step goes in one call
         before = [(layer, made(layer)) for layer in layers if isinstance(layer, Layer)]
