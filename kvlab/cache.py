@@ -29,7 +29,7 @@ from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .stats import Stats, stats_of
 from .store import buffer_of
-from .turns import begin, cannot_go_back, end, fed_lengths, forget_turns, given_to
+from .turns import begin, cannot_go_back, check_begun, end, fed_lengths, forget_turns, given_to
 from .visibility import own_positions
 
 
@@ -185,6 +185,7 @@ class KVCache(Bound):
 
     def _end_prompt(self) -> None:
         """The prompt has ended: do what was held back."""
+        check_begun(self)
         with self._changing():
             if self.rereads and self.attending[0].lengths:
                 reread(self)

@@ -189,7 +189,7 @@ class Contents(NoTensor, CacheLayerMixin):
             )
         if self.evicts:
             gone = f"{name} has evicted tokens"
-        elif left and self.rows_held != self.lengths:
+        elif left and not (self.rows_held == self.lengths and self.table.aligned):
             gone = "the window has left tokens behind"
         else:
             return self.store.check_crop(self._slots_left(left)) if left else None

@@ -274,7 +274,8 @@ class Layer(Contents):
         prompt = self.open or self.in_prompt or self.given.query.shape[2] > 1
         spare = 0 if prompt or self.evicts or self.place.on_host else SPARE
         voters = self.last_queries if self.votes_later else 0
-        if gone := self.table.leave_window(self.given.visibility, voters, spare):
+        ragged = getattr(self.store.policy, "takes_ragged", False)
+        if gone := self.table.leave_window(self.given.visibility, voters, spare, ragged):
             self.let_go(*gone)
 
     def let_go(self, slots: Tensor, limits: list[int]) -> None:

@@ -15,6 +15,7 @@ class Slots:
     count: slots in use. seen: tokens fed so far, padding included. lengths: real tokens seen, per row.
     rows_held: real tokens held, per row. moved: positions `[batch, 1 or kv_heads, slots]`, -1 for none, or
     None while slot j holds token j in every row. newest: whether every head holds the newest token of a row.
+    aligned: whether the last slots hold what was fed last, in every row.
     """
 
     def __init__(self, kv_heads: int):
@@ -23,7 +24,7 @@ class Slots:
         self.lengths: list[int] = []
         self.rows_held: list[int] = []
         self.moved: Tensor | None = None
-        self.newest = True
+        self.newest = self.aligned = True
         self.device: torch.device | None = None
 
     @property
@@ -95,11 +96,12 @@ class Slots:
         self.moved = self.positions.clone().scatter_(2, slots[..., None], -1)
         self.rows_held = [held - 1 for held in self.rows_held]
 
-    def leave_window(self, visibility: Visibility, last: int, spare: int):
+    def leave_window(self, visibility: Visibility, last: int, spare: int, ragged: bool):
         """Drop tokens that neither later queries nor the `last` ones see.
 
         Up to `spare` of their slots stay, empty. With more, returns the slots to gather, `[batch, kv_heads,
-        n]` (-1: nothing), and how many each row (the head that has most) holds of them; else None.
+        n]` (-1: nothing, in front of a row's tokens, or behind a head's if the store is `ragged`), and how
+        many each row (the head that has most) holds of them; else None.
         """
         if max(self.lengths) < visibility.local:
             return None
@@ -111,7 +113,11 @@ class Slots:
         if self.count - max(held) <= spare:
             self.moved, self.rows_held = positions.masked_fill(~stays, -1), held
             return None
-        return in_order(stays).expand(-1, self.kv_heads, -1), held
+        at, slots = torch.arange(self.count, device=stays.device), in_order(stays)
+        if not ragged:
+            slots = slots.sort(dim=-1).values
+        self.aligned &= bool(((slots == at[-max(held) :]) | (slots < 0)).all())
+        return slots.expand(-1, self.kv_heads, -1), held
 
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes a copy of the old row `rows[i]`."""

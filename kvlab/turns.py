@@ -97,6 +97,7 @@ def end(cache) -> None:
     _forget_broken(cache)
     if not cache.open:
         return
+    check_begun(cache)
     cache.open, waited = False, any(layer.waits for layer in cache.attending)
     with cache._changing():
         for layer in cache.attending:
@@ -112,6 +113,15 @@ def end(cache) -> None:
                 note(cache, *fed)
             cache._end_prompt()
     cache.fed_pieces = []
+
+
+def check_begun(cache) -> None:
+    """ValueError if the prompt ends before a row has a token, where it decides what the row may hold."""
+    if 0 in cache.lengths and any(layer.evicts or layer.place.learns for layer in cache.attending):
+        raise ValueError(
+            f"attention_mask: row {cache.lengths.index(0)} has a prompt of 0 tokens, and when it ends the "
+            "cache decides what the row may hold; expected a token in every row"
+        )
 
 
 def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:

@@ -151,6 +151,21 @@ def test_padding_that_would_change_a_row_is_refused(name, spec):
         stepper.feed(prompt(3, 2), torch.tensor([[1, 1, 1], [0, 1, 1]]))
 
 
+@pytest.mark.parametrize("name", ["LFM2", "Falcon-H1", "Qwen3-Next"])
+def test_states_do_not_take_padding_for_a_token(name):
+    """transformers drops the mask of a pass of one column."""
+    model = kvlab.prepare(family(name))
+    ids, mask = left_padded([prompt(12), prompt(7, seed=1)])
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    with stepper.cache.prefill():
+        stepper.feed(ids[:, :2], mask[:, :2])
+        with pytest.raises(ValueError, match="before a row's first token, in a pass of one column"):
+            stepper.feed(ids[:, 2:3], mask[:, 2:3])
+        found = stepper.feed(ids[:, 2:], mask[:, 2:])
+    alone = kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(ids[1:, 5:])
+    torch.testing.assert_close(found[1:, -7:], alone, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["LFM2", "Falcon-H1", "Qwen3-Next", "Llama"])
 def test_a_pass_of_other_rows_loses_nothing(name):
     model = kvlab.prepare(family(name))

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import random
 
 import pytest
 import torch
@@ -117,11 +118,14 @@ def test_rows_that_are_none_are_one_line(spec, rows):
 @pytest.mark.parametrize("spec", [spec for spec in NEUTRAL if not rounds(spec) and spec != "recompute"])
 def test_a_padded_row_of_a_window_alone_is_cropped(spec):
     """The row's padding has left with the window, though none of its tokens has."""
-    model = family("Gemma 2")
+    seed = random.randrange(10**6)
+    draw, model = random.Random(seed), family("Gemma 2")
     window = model.config.sliding_window
+    none = draw.randint(5, window + 1)
+    less = draw.randint(1, window + 3 - none)
     ids, cache = prompt(window + 4, 2), kvlab.make_cache(model, spec)
     mask = torch.ones_like(ids)
-    mask[1, :5] = 0
+    mask[1, :none] = 0
     feed = lambda ids, mask: model(
         ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1)[:, -ids.shape[1] :].clamp(min=0),
         past_key_values=cache,
@@ -129,10 +133,25 @@ def test_a_padded_row_of_a_window_alone_is_cropped(spec):
     with torch.no_grad():
         feed(ids, mask)
         cache.reorder_cache(torch.tensor([1]))
-        cache.crop(-2)
+        cache.crop(-less)
         cache.stats()
-        text, rest = ids[1:, 5:-2], prompt(3, 1, 7)
-        whole = torch.cat([mask[1:, :-2], torch.ones_like(rest)], 1)
-        found = [feed(rest[:, [at]], whole[:, : window + 3 + at]) for at in range(3)]
+        text, rest = ids[1:, none:-less], prompt(3, 1, 7)
+        whole = torch.cat([mask[1:, :-less], torch.ones_like(rest)], 1)
+        found = [feed(rest[:, [at]], whole[:, : window + 5 - less + at]) for at in range(3)]
         right = model(torch.cat([text, rest], 1), use_cache=False).logits[:, -3:]
-    assert torch.allclose(torch.cat(found, 1), right, atol=1e-4)
+    torch.testing.assert_close(torch.cat(found, 1), right, atol=1e-4, rtol=0, msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("spec", ["full", "int8", "paged", "offload"])
+def test_a_row_that_is_not_fed_as_a_window_moves_on_is_not_cropped(spec):
+    """Its tokens are no longer beside those that other rows were fed with them."""
+    model = family("Gemma 2")
+    ids = prompt(model.config.sliding_window + 4, 2)
+    mask = torch.ones_like(ids)
+    mask[1, :-3] = 0
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(ids, mask)
+    stepper.feed(prompt(3, 2), torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    stepper.fork(torch.tensor([1]))
+    with pytest.raises(ValueError, match="crop: the window has left tokens behind"):
+        stepper.cache.crop(-2)

@@ -246,6 +246,24 @@ def test_for_a_row_with_at_most_one_token_in_it_there_is_no_turn(spec, tokens):
     torch.testing.assert_close(*found, atol=1e-3, rtol=0, msg=f"seed {seed}")
 
 
+@pytest.mark.parametrize("spec", [one for one in EVICTING if " in " not in one])
+def test_a_prompt_does_not_end_before_a_row_has_a_token(spec):
+    """What its row may hold would be a share of nothing."""
+    model, ids, more = tiny("llama", dtype=torch.float64), prompt(9, 2), prompt(12, 2, seed=1)
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    stepper = kvlab.Stepper(model, make(model, spec))
+    with pytest.raises(ValueError, match="row 1 has a prompt of 0 tokens"), stepper.cache.prefill():
+        stepper.feed(ids, mask)
+    alone = kvlab.Stepper(model, make(model, spec))
+    for new in (more, *prompt(4, 2, seed=2).split(1, 1)):
+        torch.testing.assert_close(stepper.feed(new)[1:], alone.feed(new[1:]), atol=1e-3, rtol=0)
+    cache = make(model, spec)
+    with torch.no_grad(), pytest.raises(ValueError, match="row 1 has a prompt of 0 tokens"):
+        model(ids, attention_mask=mask, past_key_values=cache)
+        cache.stats()
+
+
 def test_nothing_reopens_after_hold():
     model = tiny("llama")
     cache = kvlab.make_cache(model, "h2o:budget=0.5")

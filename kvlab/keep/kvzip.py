@@ -132,10 +132,7 @@ class KVzip(Keep):
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         first = 1 + self.sinks - positions  # above every weight, and the first token before the second
-        heard = layer.state.scores
-        if heard is None:  # of padding alone nothing is read again
-            return first
-        return torch.where(positions < self.sinks, first, heard)
+        return torch.where(positions < self.sinks, first, layer.state.scores)
 
     def forget(self, state) -> None:
         state.scores = None

@@ -77,15 +77,6 @@ class RaggedState(GrowingState):
         if self.exact is not None:
             self.exact.keep_slots(slots)
 
-    def crop(
-        self, length: int
-    ) -> None:  # by hand: a window may have left flat tokens, which are written again
-        if self.left.counts is not None:
-            at = torch.arange(length, device=self.left.counts.device)
-            there = (at < self.left.counts[..., None]) | (at >= self.left.longest)
-            self.keep_slots(at.where(there, -1))
-        super().crop(length)
-
 
 class Left(State):
     """The tokens that an eviction kept in one layer: keys, values, tuples of tensors `[tokens of all rows and
@@ -134,4 +125,4 @@ def buffer_of(store, keep) -> Growing:
     check_kind("store", store, Growing | Exact | None, "a buffer such as Growing() or a format such as Int()")
     if isinstance(store, Growing):
         return store
-    return Ragged(store) if keep.ragged else Growing(store)
+    return Ragged(store) if keep.ragged and keep.evicts else Growing(store)

@@ -93,13 +93,12 @@ class Machine(RuleBasedStateMachine):
             for index, piece in enumerate(pieces):
                 logits = stepper.feed(ids[:, piece], mask[:, piece])
                 if copied and index == 0 and len(pieces) > 1:
-                    twin = copy.deepcopy(stepper.cache)
-                    break
+                    twin = stepper.copied()
         if twin is not None:  # the copy's prompt is open still
-            stepper.cache = twin
-            with twin.prefill():
+            self.now = Driven(twin)
+            with twin.cache.prefill():
                 for piece in pieces[1:]:
-                    logits = stepper.feed(ids[:, piece], mask[:, piece])
+                    logits = twin.feed(ids[:, piece], mask[:, piece])
             self.meet("copy amid the prompt")
         self.meet("prompt in pieces" if len(pieces) > 1 else "prompt")
         if not bool(mask.all()):
