@@ -9,7 +9,6 @@ import os
 import sys
 import textwrap
 import warnings
-from importlib import metadata
 from pathlib import Path
 
 from rich import box
@@ -27,14 +26,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         print(f"kvlab: error: {errors.shown(message)} (see kvlab --help)", file=sys.stderr)
         raise SystemExit(2)
-
-
-def version() -> str:
-    """Version of the installed kvlab."""
-    try:
-        return metadata.version("kvlab")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -234,7 +225,8 @@ def parameters(method) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kvlab", description="A laboratory for the KV cache of a language model.")
-    parser.add_argument("--version", action="version", version=f"kvlab {version()}")
+    here = extras.version("kvlab") or "(not installed)"
+    parser.add_argument("--version", action="version", version=f"kvlab {here}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     command = commands.add_parser("doctor", help="check versions, memory, the built-in model")

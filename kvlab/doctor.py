@@ -50,19 +50,16 @@ def ranges() -> dict[str, Requirement]:
 
 def check_kvlab() -> Result:
     """kvlab itself is installed, so that the ranges are known."""
-    try:
-        return True, f"kvlab {metadata.version('kvlab')}"
-    except metadata.PackageNotFoundError:
-        return False, f"kvlab is not installed in this environment: {REPAIR}"
+    if here := extras.version("kvlab"):
+        return True, f"kvlab {here}"
+    return False, f"kvlab is not installed in this environment: {REPAIR}"
 
 
 def check_package(name: str) -> Result:
     """The package is there, in a version that pyproject admits."""
     wanted = ranges().get(canonicalize_name(name))
     allowed = str(wanted.specifier) if wanted else ""
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    if (version := extras.version(name)) is None:
         if line := extras.line(name.replace("-", "_")):
             return None, line
         return False, f"{name} is not installed: {REPAIR}"
@@ -73,13 +70,12 @@ def check_package(name: str) -> Result:
 
 def check_kernels() -> Result:
     """Whether packed caches are attended to by compiled kernels, or in plain torch."""
-    try:
-        return True, f"kernels: numba {metadata.version('numba')} compiles them"
-    except metadata.PackageNotFoundError:
-        text = "kernels: none, for numba is not installed; packed caches are decoded in plain torch, slower"
-        if extras.kit_folder():
-            return True, f"{text} (a workshop's kit leaves it out)"
-        return False, f"{text}: {REPAIR}"
+    if here := extras.version("numba"):
+        return True, f"kernels: numba {here} compiles them"
+    text = "kernels: none, for numba is not installed; packed caches are decoded in plain torch, slower"
+    if extras.kit_folder():
+        return True, f"{text} (a workshop's kit leaves it out)"
+    return False, f"{text}: {REPAIR}"
 
 
 def check_torch() -> Result:

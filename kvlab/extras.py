@@ -46,14 +46,18 @@ def line(module: str) -> str:
     return ""
 
 
+def version(package: str) -> str | None:
+    """Of an installed package; None where it is missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def source() -> str:
     """What pip finds kvlab by: its name where it is installed, since no index has it, else the clone's
     folder."""
-    try:
-        metadata.version("kvlab")
-    except metadata.PackageNotFoundError:
-        return str(Path(__file__).resolve().parents[1])
-    return "kvlab"
+    return "kvlab" if version("kvlab") else str(Path(__file__).resolve().parents[1])
 
 
 def missing(error: BaseException | None) -> str:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from kvlab.extras import version
 from kvlab.measure.host import cores, cpu_model
-
-
-def version(package: str) -> str | None:
-    """Of an installed package; None where it is missing."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @cache

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 
-from ..core.machine import commit, version
+from kvlab.extras import version
+
+from ..core.machine import commit
 
 PACKAGES = ("torch", "triton", "transformers", "numba", "numpy", "kvlab")
 

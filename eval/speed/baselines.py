@@ -3,7 +3,7 @@ in the same run."""
 
 from __future__ import annotations
 
-from ..core.machine import version
+from kvlab.extras import version
 
 BASELINES = {
     "hf-dynamic": "transformers' DynamicCache through generate (sdpa)",

@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvlab.extras import version
+
 from ..core.digests import ROOT
-from ..core.machine import version
 
 HOME = ROOT / ".llama"
 LIBRARY = HOME / "build" / "bin"
