@@ -45,7 +45,8 @@ from tqdm import tqdm
 
 import kvlab
 from kvlab.devices import entry_of
-from kvlab.models import ModelShape, evaluating
+from kvlab.models import ModelShape
+from kvlab.modes import evaluating
 from kvlab.spec import Spec, parse
 
 from .. import PROGRAM

@@ -18,7 +18,6 @@ from .loading import (
     source_of,
     tokenizer_of,
 )
-from .modes import evaluating
 from .passes import bodies_of, cache_name, fed_to
 from .rehearsal import attention_of, blocks_of, query_of, report_block_inputs
 from .rope import Rotation, Switch, renumbered, rotation_of, rotations_of
@@ -27,7 +26,7 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Narrow", "Rotation", "Switch",
     "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_files", "check_outside",
-    "configuration", "evaluating", "fed_to", "fetch", "inside", "is_latent", "layers_of", "listed", "load",
+    "configuration", "fed_to", "fetch", "inside", "is_latent", "layers_of", "listed", "load",
     "masks_are_known", "prepare", "preparing", "query_of", "refusal", "refused_layers", "renumbered",
     "report_block_inputs", "rotation_of", "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

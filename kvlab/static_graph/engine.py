@@ -21,9 +21,10 @@ from torch import Tensor
 
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
-from ..models import ModelShape, Switch, evaluating, is_latent, layers_of, prepare
+from ..models import ModelShape, Switch, is_latent, layers_of, prepare
 from ..models.passes import others_hooks
 from ..models.stamp import Stamp
+from ..modes import evaluating
 from ..parameters import check_one_of, check_whole
 from ..saved import model_digest
 from .cache import PaddedCache

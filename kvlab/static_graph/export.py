@@ -26,8 +26,9 @@ from torch import Tensor
 from .. import scratch
 from ..errors import first_line
 from ..extras import EXTRAS, needs
-from ..models import ModelShape, evaluating, prepare, preparing
+from ..models import ModelShape, prepare, preparing
 from ..models.files import damage, write_sums
+from ..modes import evaluating
 from . import graph
 from .graph import NUMBERS, OPSET, StaticStep, sequence_names
 
