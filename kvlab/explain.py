@@ -73,14 +73,13 @@ def kinds(method: Method) -> list[type]:
     ours = lambda kind: any(one.__module__.startswith("kvlab") for one in kind.__mro__)
     entered = [kind for kind in vars(keep).values() if isinstance(kind, type)]
     own = [k for k in entered if any(e.name == method.name for e in vars(k).get("entries", ()))]
-    if "profile" in method.parameters:  # a file is needed
-        todo, seen = [], {}
-    elif method.name == "padded":  # no policies, but an engine
+    if method.name == "padded":  # no policies, but an engine
         from .static_graph import KVManager, StaticGraphEngine
 
         return [KVManager, StaticGraphEngine]
-    else:
-        todo, seen = [*method.policies().values()], {}
+    todo, seen = [], {}
+    if "profile" not in method.parameters:  # which needs a file
+        todo += method.policies().values()
     while todo:
         one = todo.pop(0)
         if ours(type(one)) and id(one) not in seen:
