@@ -140,9 +140,6 @@ class Link:
         """Gather rows and carry them to the device."""
         gather(parts, slots, staged)
         parcel.seal(staged, self.seals)
-        return self._to_device(staged)
-
-    def _to_device(self, staged: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return staged
 
     def _to_host(self, parts: tuple[Tensor, ...], ready) -> tuple[Tensor, ...]:
