@@ -64,10 +64,8 @@ class StaticState(GrowingState):
 
     def add(self, keys: Parts, values: Parts) -> None:
         if self.keys is None:
-            empty = (tuple(x[:, :, :0] for x in parts) for parts in (keys, values))
-            self.keys, self.values = (
-                tuple(with_room(x, self.capacity, x.is_pinned()) for x in parts) for parts in empty
-            )
+            self.keys, self.values = (tuple(x[:, :, :0] for x in parts) for parts in (keys, values))
+            self._lengthen(self.capacity)
         super().add(keys, values)
 
     def reserve(self, tokens: int) -> None:
