@@ -44,11 +44,12 @@ def kvlab_attention(
     if _stops.get():
         raise Asked(query)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask [batch, tokens]"
-        )
-    visibility, latent = _visibility(attention_mask), waiting(module)
+    visibility, latent = CAUSAL if attention_mask is None else attention_mask, waiting(module)
+    if isinstance(visibility, Tensor):
+        if visibility.dim() != 2:
+            shape = tuple(visibility.shape)
+            raise ValueError(f"attention_mask has shape {shape}: expected a padding mask [batch, tokens]")
+        visibility = Visibility(visibility)
     if latent is None and isinstance(key, Tensor):
         given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
         if not visibility.known or query.shape[2] != key.shape[2]:
@@ -104,12 +105,6 @@ def stopping() -> Iterator[None]:
     """Inside this block, the attention function does not attend but raises `Asked(query)`."""
     with attending(), while_set(_stops, True):
         yield
-
-
-def _visibility(mask) -> Visibility:
-    if isinstance(mask, Visibility):
-        return mask
-    return CAUSAL if mask is None else Visibility(mask)
 
 
 _expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
