@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from .bill.show import seconds, size
-from .decode import Stepper, _now
+from .decode import Stepper, now
 from .devices import entry_of
 from .errors import first_line
 from .parameters import check_bool, check_kind, check_one_of, check_text, check_tokenizer, check_whole, shown
@@ -74,16 +74,16 @@ def ask(
 def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, streamer=None, batch_size=1):
     """Yield each `Answer` as soon as it is there, from what `ready` returns."""
     device = entry_of(first.model)
-    begun, spent = _now(device), 0.0
+    begun, spent = now(device), 0.0
     held = protocol == "many-questions" and not first.cache.recompute  # which holds nothing of a context
     if held:
         first.feed(torch.tensor([prompts[0][0]], device=device), last=True)
         first.cache.hold()
-        spent = _now(device) - begun
+        spent = now(device) - begun
         if first.cache.gapless:
             batch_size = 1  # shorter questions would be padded
     for start in range(0, len(prompts), batch_size):
-        rows, begun = prompts[start : start + batch_size], _now(device)
+        rows, begun = prompts[start : start + batch_size], now(device)
         if streamer is not None:
             streamer.put(torch.tensor([rows[0][0] + rows[0][1]], device="cpu"))
         stepper, given = first.copied(), [head + tail for head, tail in rows]
@@ -92,7 +92,7 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
             if len(rows) > 1:
                 stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=device))
         answers = _answers(stepper, given, max_new_tokens, streamer)
-        stats, taken = stepper.cache.stats(), _now(device) - begun
+        stats, taken = stepper.cache.stats(), now(device) - begun
         del stepper  # the cache is not held while the caller reads the answer
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         for text, tokens in zip(texts, answers, strict=True):

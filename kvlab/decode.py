@@ -251,10 +251,10 @@ def decode(
     tokens, logprobs, trace = [], [], Trace(None, None)
     ids, mask = input_ids.to(entry_of(model)), attention_mask
     for _ in range(max_new_tokens):
-        start = _now(entry_of(model))
+        start = now(entry_of(model))
         logits = stepper.feed(ids, mask, last=True)
         ids = logits.argmax(-1, keepdim=True)
-        trace.ms.append((_now(entry_of(model)) - start) * 1e3)
+        trace.ms.append((now(entry_of(model)) - start) * 1e3)
         tokens.append(ids)
         logprobs.append(logits.log_softmax(-1).gather(1, ids))
         stats, mask = cache.stats(), None
@@ -264,7 +264,8 @@ def decode(
     return trace
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds on the clock, when the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

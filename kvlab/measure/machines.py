@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 import weakref
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from ..arithmetic import MACHINES, layer_seconds
 from ..attention import Recorded
 from ..cache import KVCache
+from ..decode import now
 from ..devices import entry_of
 from ..link import CudaLink, Link, ModelledLink
 from ..models import ModelShape, cache_name
@@ -78,12 +78,10 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
         ids = torch.zeros(batch, 1, dtype=torch.long, device=entry_of(model))
         times = []
         for _ in range(6):
-            begun = time.perf_counter()
+            begun = now(model.device)
             with torch.no_grad():
                 model(ids, **{cache_name(model): cache})
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
-            times.append(time.perf_counter() - begun)
+            times.append(now(model.device) - begun)
         known[tokens, batch] = statistics.median(times[1:]) / len(cache.layers)
     return known[tokens, batch]
 
