@@ -46,6 +46,8 @@ def stats_of(cache) -> Stats:
             storage = tensor.untyped_storage()
             if storage.nbytes():  # an empty one may begin where another one does
                 sizes[on_host][storage.data_ptr()] = storage.nbytes()
+    places = [layer.place for layer in cache.attending]
+    index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
     chosen = [layer.scored for layer in cache.attending if layer.scored is not None]
     spare = {False: 0, True: 0}
     for layer in cache.attending:
@@ -62,15 +64,6 @@ def stats_of(cache) -> Stats:
         tokens_held=round(max((sum(row) / len(row) for row in held), default=0)),
         scored=sum(chosen) / len(chosen) if chosen else None,
         clipped=sum(layer.store.clipped for layer in cache.attending),
-        **_fetches(cache),
+        index_bytes=sum(x.nbytes() for x in index.values()) - sum(p.spare_bytes for p in places),
+        fetched_bytes=sum(place.fetched_bytes for place in places),
     )
-
-
-def _fetches(cache) -> dict:
-    """The part of `stats` about the fetch policy."""
-    places = [layer.place for layer in cache.attending]
-    index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
-    return {
-        "index_bytes": sum(x.nbytes() for x in index.values()) - sum(p.spare_bytes for p in places),
-        "fetched_bytes": sum(place.fetched_bytes for place in places),
-    }
