@@ -142,7 +142,7 @@ class PipelinedState(HostState):
         (transfer, slots), self.ahead = self.ahead, None
         with layer.timed("stall"):
             self.staged = transfer.wait()
-        self.note_fetch(layer, transfer.bytes)
+        self.fetched_bytes = transfer.bytes
         new, parts = (*self.new[0], *self.new[1]), self.staged
         if self.uncommitted == 1:
             for part, last in zip(parts, new, strict=True):

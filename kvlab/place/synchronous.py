@@ -70,10 +70,6 @@ class HostState(DeviceState):
         held = self.bytes_of(layer, [layer.store.length] * len(layer.lengths)) if share else 0
         return round(share * held)
 
-    def on_device(self, layer) -> bool:
-        """Whether this pass needs no transfer."""
-        return (layer.later or not layer.in_prompt) and self.policy.fetch.on_device(self.view(layer))
-
     def select(self, layer, query: Tensor) -> Tensor | None:
         """The slots that the fetch policy chooses for a decode step; None: all."""
         if self.reads_all(layer, query):
@@ -92,15 +88,18 @@ class HostState(DeviceState):
         return self.fetch.tensors()
 
     def read(self, layer, query: Tensor):
-        slots, newest = self.select(layer, query), query.shape[2]
+        slots, newest, fetch = self.select(layer, query), query.shape[2], self.policy.fetch
         self.fetched_bytes = 0
-        if self.on_device(layer):
+        if (layer.later or not layer.in_prompt) and fetch.on_device(self.view(layer)):
             return self.all_here(layer, query.device), None
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))  # written back
         held, slots = self.receive(layer, query, slots)
-        if self.reads_all(layer, query):
-            return self.extended(layer, query, held), None
-        return held, slots
+        layer.moved_bytes += self.fetched_bytes
+        if not self.reads_all(layer, query):
+            return held, slots
+        held = Packed.of_numbers(*held.read(query.device))
+        fetch.extend(self.view(layer), query, held.keys[0])  # it may learn from them
+        return held, None
 
     def all_here(self, layer, device: torch.device):
         """The store, if no transfer is needed."""
@@ -108,16 +107,11 @@ class HostState(DeviceState):
 
     def receive(self, layer, query: Tensor, slots: Tensor | None):
         """The tokens that the pass attends to, past ones in these slots (None: all) and the newest; and the
-        slots of both."""
+        slots of both. Sets `fetched_bytes`."""
         past = [rows - query.shape[2] for rows in layer.rows_held]
-        self.note_fetch(layer, self.bytes_of(layer, past if slots is None else slots))
+        self.fetched_bytes = self.bytes_of(layer, past if slots is None else slots)
         slots = self.with_newest(layer, slots)
         return (layer.store if slots is None else layer.store.pick(slots)), slots
-
-    def note_fetch(self, layer, size: int) -> None:
-        """Record the bytes that a pass fetches."""
-        self.fetched_bytes = size
-        layer.moved_bytes += size
 
     @staticmethod
     def with_newest(layer, slots: Tensor | None) -> Tensor | None:
@@ -125,12 +119,6 @@ class HostState(DeviceState):
         if slots is None:
             return None
         return torch.cat([slots, slots.new_full((*slots.shape[:2], 1), layer.slots - 1)], dim=-1)
-
-    def extended(self, layer, query: Tensor, held) -> Packed:
-        """The tokens that such a pass attends to, which the fetch policy may learn from."""
-        held = Packed.of_numbers(*held.read(query.device))
-        self.policy.fetch.extend(self.view(layer), query, held.keys[0])
-        return held
 
     def bytes_of(self, layer, tokens: list[int] | Tensor) -> int:
         """Bytes of some tokens of each row in all KV heads, or of the given slots."""
