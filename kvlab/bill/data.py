@@ -43,13 +43,9 @@ def model_named(name: str | os.PathLike) -> tuple[str, dict]:
     path = Path(source_of(name))
     if str(path) != str(Path(name)):  # an embedded or a fetched model, or a GGUF file's copy
         return name, _described(path)[1]
-    try:
-        there, folder = path.exists(), path.is_dir()
-    except (OSError, ValueError):  # no path at all
-        there = folder = False
-    if folder and not (path / "config.json").exists():
+    if os.path.isdir(path) and not (path / "config.json").exists():
         raise ValueError(f"model={name!r}: this folder has no config.json")
-    if there:
+    if os.path.exists(path):  # False for what is no path at all, where Path would raise
         return _described(path)
     told = f"is no folder, config.json or GGUF file, and not known{_nearest(name, known)}"
     raise ValueError(f"model={name[:100]!r} {told}")
