@@ -51,10 +51,7 @@ class Stepper:
             self.ids = lengths.new_empty(len(lengths), 0)
             self.mask = (torch.arange(held, device=entry_of(model)) >= held - lengths).long()
             self.padded = not bool(self.mask.all())
-        accepted = inspect.signature(model.forward).parameters
-        self._named = cache_name(model)
-        self._takes_positions = "position_ids" in accepted
-        self._takes_keep = "logits_to_keep" in accepted
+        self._named, self._accepted = cache_name(model), {*inspect.signature(model.forward).parameters}
 
     def copied(self) -> Stepper:
         """A copy that continues from here with its own cache."""
@@ -111,13 +108,13 @@ class Stepper:
         inputs = {"input_ids": ids, "use_cache": not self.cache.recompute}
         if self.padded:
             inputs["attention_mask"] = mask
-            if self._takes_positions:
+            if "position_ids" in self._accepted:
                 inputs["position_ids"] = own_positions(mask)[:, start:end].clamp(min=0)
-        elif self._takes_positions:
+        elif "position_ids" in self._accepted:
             inputs["position_ids"] = torch.arange(start, end, device=self.ids.device)[None]
         if self.cache.recompute:  # other caches check this themselves
             Switch(self.model).check_lengths(self.mask[:, :end].sum(-1).tolist())
-        if self._takes_keep:
+        if "logits_to_keep" in self._accepted:
             inputs["logits_to_keep"] = 1 if last else count
         if not self.cache.recompute:
             inputs[self._named] = self.cache
