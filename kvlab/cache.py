@@ -223,6 +223,15 @@ class KVCache(Bound):
         for layer in self.attending:
             layer.in_order()
 
+    @contextmanager
+    def _ended(self) -> Iterator[None]:
+        """No pass of this cache runs, an open prompt has ended, and slots are in order."""
+        check_outside(self)
+        with self.thread.alone():
+            end(self)
+            self._in_order()
+            yield
+
     def leave(self) -> None:
         """A pass of this thread is over, or broke off: other threads may enter."""
         self.thread.leave()
@@ -299,10 +308,7 @@ class KVCache(Bound):
             super().reorder_cache(beam_idx)
 
     def __deepcopy__(self, memo) -> KVCache:
-        check_outside(self)
-        with self.thread.alone():
-            end(self)
-            self._in_order()
+        with self._ended():
             for layer in self.attending:
                 layer.place.flush(layer)  # transfers under way belong to this cache
             memo |= {id(x): x.detach().clone() for layer in self.layers for x in states_of(layer)}
@@ -343,19 +349,13 @@ class KVCache(Bound):
 
     def save(self, path) -> None:
         """See `Bound.save`."""
-        check_outside(self)
-        with self.thread.alone():
-            end(self)
-            self._in_order()
+        with self._ended():
             super().save(path)
 
     def hold(self) -> None:
         """The context has ended: until `reset`, later tokens are held on top of the keep's budget, and held
         tokens stay, except those that leave a window."""
-        check_outside(self)
-        with self.thread.alone():
-            end(self)
-            self._in_order()
+        with self._ended():
             for layer in self.attending:
                 layer.keep.on_top = True
 
