@@ -89,18 +89,10 @@ class PaddedCache(Bound):
             self.fed = True
             self._open(batch)
             for row, manager in enumerate(self.managers):
-                ids = input_ids[row] if real is None else input_ids[row][real[row]]
-                logits = (
-                    torch.from_numpy(self.engine.feed(manager, ids.tolist(), self.prefilling))
-                    if len(ids)
-                    else None
-                )
-                if len(ids) != tokens:
-                    vocabulary = self.engine.model.config.get_text_config().vocab_size
-                    full = torch.zeros(tokens, vocabulary, device="cpu")
-                    if logits is not None:
-                        full[real[row]] = logits
-                    logits = full
+                mine = slice(None) if real is None else real[row]
+                logits = torch.zeros(tokens, self.engine.vocabulary, device="cpu")
+                if ids := input_ids[row][mine].tolist():
+                    logits[mine] = torch.from_numpy(self.engine.feed(manager, ids, self.prefilling))
                 found.append(logits[-logits_to_keep:])
             self._saw(real, tokens)
         return SimpleNamespace(logits=torch.stack(found))
