@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from os import PathLike
 
@@ -185,13 +186,5 @@ def _tokens(spec: Spec, made: dict, model: dict, left: float, users: int) -> int
     if most is None:
         return None
 
-    def fits(tokens: int) -> bool:
-        return tokens == 0 or users * account(spec, made, model, tokens).device <= left
-
-    if fits(most):
-        return most
-    low, high = 0, most  # low fits, high does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    beyond = lambda tokens: users * account(spec, made, model, tokens).device > left
+    return bisect_left(range(1, most + 1), True, key=beyond) if beyond(most) else most
