@@ -67,13 +67,12 @@ def header(bill) -> list[str]:
     """The lines above the table."""
     users, tokens = counted(bill.users, "user"), counted(bill.context, "token")
     left = bill.memory - bill.weights_bytes
-    lines = [
+    return [
         f"{bill.model} on {bill.device}: {users} of {tokens}",
         f"weights {size(bill.weights_bytes)} of {size(bill.memory)}; {size(left)} are left for caches",
         f"prefill of one user's context: at least {seconds(bill.prefill)}"
         + ("" if bill.prefill_cost is None else f", {money(bill.prefill_cost)} per million tokens"),
     ]
-    return lines
 
 
 def columns(bill) -> list[str]:

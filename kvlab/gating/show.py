@@ -47,14 +47,9 @@ def html(gate) -> str:
         f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in cells(gate, line))}</tr>" for line in gate.lines
     )
     said = [f"<p>{safe(line)}</p>" for line in above(gate)]
-    told = [_element(line) for line in below(gate)]
+    told = [f"<pre>{safe(line)}</pre>" if "\n" in line else f"<p>{safe(line)}</p>" for line in below(gate)]
     table = f"<div style='overflow-x:auto'><table><tr>{head}</tr>{rows}</table></div>"
     return f"{''.join(said)}{picture(gate)}{table}{''.join(told)}"
-
-
-def _element(line: str) -> str:
-    kind = "pre" if "\n" in line else "p"
-    return f"<{kind}>{escaping.escape(line)}</{kind}>"
 
 
 def page(gate) -> str:
