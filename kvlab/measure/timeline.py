@@ -96,19 +96,6 @@ class Timeline:
         chosen = [span for span in self.compute if first <= span.step <= last]
         if not chosen:
             raise ValueError(f"step={first}: the timeline holds no such step")
-        return self._around(chosen)
-
-    def layers(self, first: int, last: int) -> Timeline:
-        """Layers first..last (inclusive) of a timeline of one step, as `steps` does it."""
-        blocks = [s for s in self.compute if s.what == "ffn" and s.layer <= last]  # a block ends with it
-        if len({s.step for s in self.compute}) != 1 or not any(s.layer >= first for s in blocks):
-            raise ValueError(f"first={first}, last={last}: expected layers of a timeline of one step")
-        start = max((s.end for s in blocks if s.layer < first), default=0.0)
-        end = max(s.end for s in blocks)
-        return self._around([s for s in self.compute if start <= s.start and s.end <= end])
-
-    def _around(self, chosen: list[Span]) -> Timeline:
-        """These spans of computation, and all that crossed the link meanwhile."""
         start, end = min(span.start for span in chosen), max(span.end for span in chosen)
         crossed = [s for s in self.spans if s.lane != "compute" and s.end > start and s.start < end]
         return Timeline([_shift(span, -start) for span in chosen + crossed])
