@@ -90,22 +90,19 @@ def canvas(
     return figure, list(axes.flat)
 
 
-def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = None, colour: str = "",
-         axes=None) -> Figure:  # fmt: skip
+def bars(values: dict, *, x: str, limit: float, axes=None) -> Figure:
     """One horizontal bar for each name, in order from the top, its value written at its end.
 
-    values: name -> number; a method's name brings its colour. colour: of all bars, if they are no methods.
-    limit: end of the axis. Returns the figure.
+    values: name -> number; a method's name brings its colour. limit: end of the axis. Returns the figure.
     """
     if axes is None:
         axes = canvas(7.2, 0.8 + 0.3 * len(values))[1][0]
     with matplotlib.rc_context(SETTINGS):
-        colours = [colour or style(name)[0] for name in values]
+        colours = [style(name)[0] for name in values]
         drawn = axes.barh(list(values), list(values.values()), color=colours)
         axes.bar_label(drawn, padding=3, fmt="{:g}")
         axes.invert_yaxis()
-        axes.set(xlabel=x, title=title)
-        axes.set_xlim(0, limit if limit is not None else max(values.values()) * 1.12)
+        axes.set(xlabel=x, xlim=(0, limit))
     return axes.figure
 
 
