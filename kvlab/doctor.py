@@ -41,11 +41,8 @@ PROMPT = "Once upon a time"
 def ranges() -> dict[str, Requirement]:
     """kvlab's requirements, those of its extras among them, from its installed metadata (pyproject), by
     canonical name."""
-    try:
-        lines = metadata.requires("kvlab") or []
-    except metadata.PackageNotFoundError:
-        return {}
-    return {canonicalize_name(r.name): r for r in map(Requirement, lines)}
+    lines = metadata.requires("kvlab") if extras.version("kvlab") else None
+    return {canonicalize_name(r.name): r for r in map(Requirement, lines or ())}
 
 
 def check_kvlab() -> Result:
