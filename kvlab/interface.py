@@ -108,13 +108,14 @@ def stopping() -> Iterator[None]:
 
 
 _expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
-_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=CAUSAL)  # of the pass that runs
+# The visibility of the running pass, for a layer that needs it before it attends.
+latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=CAUSAL)
 
 
 def _told(**said) -> Visibility:
     """The function of AttentionMaskInterface, which transformers asks before the first layer."""
     visibility = Visibility.of(**said)
-    _latest.set(visibility)
+    latest.set(visibility)
     if (found := _all_told.get()) is not None:
         found.append(visibility)
     return visibility
@@ -143,11 +144,6 @@ def waiting(module):
         return None
     _expanding.set(None)
     return latent if latent.serves(module) else None
-
-
-def latest_visibility() -> Visibility:
-    """The visibility of the running pass, for a layer that needs it before it attends."""
-    return _latest.get()
 
 
 @cache

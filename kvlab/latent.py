@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention import Recorded
-from .interface import expanding, latest_visibility
+from .interface import expanding, latest
 from .layer import Layer
 from .models import ModelShape
 from .telling import blaming
@@ -59,7 +59,7 @@ class LatentLayer(Layer):
                     f"model makes K and V of all latents at once: feed {first} of them first"
                 )
             with torch.autocast(key_states.device.type, enabled=False):  # no business of what is stored
-                self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
+                self.append(Recorded(key_states, *latents, latest.get(), self.scaling))
                 latents = self.store.read(key_states.device)
         expanding(self)
         return tuple(x.to(own) for x in latents)
