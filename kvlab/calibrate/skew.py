@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
 
 import torch
@@ -87,6 +86,5 @@ def _read(file: Path, model) -> list[Tensor] | None:
 def _write(file: Path, matrices: list[Tensor]) -> None:
     with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(f".{os.getpid()}")
-        torch.save([matrix.cpu() for matrix in matrices], unfinished)
-        unfinished.replace(file)
+        with scratch.written_whole(file) as part:
+            torch.save([matrix.cpu() for matrix in matrices], part)
