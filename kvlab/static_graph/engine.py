@@ -95,32 +95,26 @@ class StaticGraphEngine:
         self._graph(1)
 
     def _graph(self, width: int) -> _Graph:
-        """The graph for so many tokens, made when the first are there."""
+        """The graph for so many tokens, made when the first are there. One that does not compute what the
+        model does now is exported again: hooks, buffers and attributes are part of a graph, but not of its
+        name. ValueError if that does not help. One with hooks is no other process's: a few tokens would not
+        tell that their hooks are others."""
         if width not in self.graphs:
-            self.graphs[width] = self._kept(width, self.cache)
-            self._check(width)
+            self.graphs[width] = self._made(width, afresh=bool(self.made_of[1]))
+            if self._differs(width):
+                self.graphs[width] = self._made(width, afresh=True)
+                if self._differs(width) and self.numbers in DIFFERENCE:
+                    name = type(self.model).__name__
+                    raise ValueError(f"the static graph of this {name} computes other logits")
         return self.graphs[width]
 
-    def _kept(self, width: int, cache: Path | None) -> _Graph:
-        """The graph of so many tokens in a folder, exported first when it is not there. One with hooks in it
-        is no other process's: a few tokens would not tell that their hooks are others."""
-        if cache is self.cache and self.made_of[1]:
-            with TemporaryDirectory() as folder:
-                return self._kept(width, Path(folder))
+    def _made(self, width: int, afresh: bool) -> _Graph:
+        """The graph of so many tokens from its folder, exported first when it is not there, or afresh."""
         spec = GraphSpec(self.digest, self.form, width, self.numbers, scales_digest(self.scales))
-        path = graph_file(self.model, spec, self.scales, cache)
-        made = session(path, self.length, width, self.threads)
-        return _Graph(made, weights(self.model), sequence_names(self.shape.layers, self.parts))
-
-    def _check(self, width: int) -> None:
-        """Export again a graph that does not compute what the model does now: hooks, buffers and attributes
-        are part of a graph, but not of its name. ValueError if that does not help."""
-        if not self._differs(width):
-            return
         with TemporaryDirectory() as folder:
-            self.graphs[width] = self._kept(width, Path(folder))
-        if self._differs(width) and self.numbers in DIFFERENCE:
-            raise ValueError(f"the static graph of this {type(self.model).__name__} computes other logits")
+            path = graph_file(self.model, spec, self.scales, Path(folder) if afresh else self.cache)
+            made = session(path, self.length, width, self.threads)
+        return _Graph(made, weights(self.model), sequence_names(self.shape.layers, self.parts))
 
     @torch.no_grad()
     def _differs(self, width: int) -> bool:
