@@ -227,16 +227,15 @@ class Parcel:
     def __init__(self, parts: tuple[Tensor, ...], shapes: list[tuple[int, ...]]):
         self.form = [(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)]
         self.sums: list[int] | None = None
-        self.sealed = False
 
     def seal(self, parts: tuple[Tensor, ...], sums: bool = True) -> None:
         """Called when it is sent, with what is in it."""
-        self.sums, self.sealed = [checksum(part) for part in parts] if sums else None, True
+        self.sums = [checksum(part) for part in parts] if sums else None
 
     def checked(self, arrived) -> tuple[Tensor, ...]:
         """What arrived, if it is what was sent; else a ValueError."""
         whole = isinstance(arrived, tuple) and all(isinstance(part, Tensor) for part in arrived)
-        if not self.sealed or not whole or [(tuple(p.shape), p.dtype) for p in arrived] != self.form:
+        if not whole or [(tuple(p.shape), p.dtype) for p in arrived] != self.form:
             raise ValueError("what arrived is not of the shape and kind of what was sent")
         if self.sums is not None and [checksum(part) for part in arrived] != self.sums:
             raise ValueError("what arrived is not what was sent")

@@ -58,7 +58,6 @@ class CudaLink(Link):
             return arrived
 
         parcel = Parcel(parts, [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts])
-        parcel.seal((), sums=False)
         return self._submit(work, "device", parcel=parcel, **about)
 
     def _whole(self, parts: tuple[Tensor, ...], slots, ready) -> tuple[Tensor, ...]:
@@ -77,7 +76,6 @@ class CudaLink(Link):
 
     def _collect(self, parts, slots, staged, parcel):
         """One part crosses while the next one is gathered."""
-        parcel.seal(staged, self.seals)
         with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
             arrived = []
             for part, source in zip(parts, staged, strict=True):
