@@ -110,11 +110,8 @@ def _weights(model, bits: dict[str, float]) -> tuple[list, list[int] | None]:
     """
     head = model.get_output_embeddings().weight
     rows = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)} - {id(head)}
-    parts, experts, seen = {"row": 0, "head": 0, "step": 0, "experts": 0}, 0, set()
-    for name, weight in model.named_parameters(remove_duplicate=True):
-        if id(weight) in seen:
-            continue
-        seen.add(id(weight))
+    parts, experts = {"row": 0, "head": 0, "step": 0, "experts": 0}, 0
+    for name, weight in model.named_parameters():  # tied ones once
         if re.search(r"\.experts\.", name):
             when, experts = "experts", max(experts, weight.shape[0])
         else:
