@@ -58,6 +58,13 @@ def in_order(stays: Tensor) -> Tensor:
     return chosen.masked_fill(chosen == slots, -1)
 
 
+def among(slots: Tensor, count: int) -> Tensor:
+    """Which of `count` slots are among `slots` `[batch, kv_heads, n]` (-1: none), bool `[batch, kv_heads,
+    count]`."""
+    found = torch.zeros(*slots.shape[:2], count + 1, dtype=torch.bool, device=slots.device)
+    return found.scatter_(2, slots.where(slots >= 0, count), True)[..., :count]
+
+
 def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
     the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`, on `device` (default: the

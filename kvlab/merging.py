@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from .gather import gather_slots
+from .gather import among, gather_slots
 from .store.growing import Growing
 from .store.static import Static
 
@@ -35,10 +35,7 @@ def merge(layer, slots: Tensor) -> None:
     Writes to `layer.store`, and to `layer.keep.threshold` `[batch, kv_heads]`.
     """
     keys, values = layer.store.read(slots.device)  # [batch, kv_heads, slots, head_dim]
-    going = layer.slot_positions >= 0
-    index = slots.where(slots >= 0, layer.slots)
-    kept = torch.zeros(*slots.shape[:2], layer.slots + 1, dtype=torch.bool, device=slots.device)
-    going &= ~kept.scatter_(2, index, True)[..., : layer.slots]
+    going = (layer.slot_positions >= 0) & ~among(slots, layer.slots)
     order = going.int().argsort(dim=-1, descending=True, stable=True)[..., : int(going.sum(-1).max())]
     if not order.shape[2]:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .gather import gather_slots, in_order
+from .gather import among, gather_slots, in_order
 from .visibility import Visibility
 
 
@@ -85,10 +85,8 @@ class Slots:
 
     def leave(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
         """As `keep`, but dropped tokens leave their slots behind, empty."""
-        none = torch.full_like(self.positions[..., :1], self.count, dtype=torch.int64)
-        goes = torch.ones(*none.shape[:2], self.count + 1, dtype=torch.bool, device=slots.device)
-        goes.scatter_(2, slots.where(slots >= 0, none), False)
-        self.moved, self.newest = self.positions.masked_fill(goes[..., :-1], -1), newest
+        goes = ~among(slots, self.count)
+        self.moved, self.newest = self.positions.masked_fill(goes, -1), newest
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
     def empty(self, slots: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..calibrate.profile import read
-from ..gather import gather_slots, in_order
+from ..gather import among, gather_slots, in_order
 from ..models import rotation_of
 from ..named import named
 from ..parameters import check_number, check_whole
@@ -115,11 +115,9 @@ class KVzap(Keep):
         state.judged = now
         due = (positions >= by_row(before, positions)) & (positions < by_row(now, positions))
         asked = in_order(due)  # [batch, kv_heads, n]: no head has let go of any of these
-        low = (self.guesses(layer, asked) < math.log(self.threshold)) & (asked >= 0)
-        gone = torch.zeros_like(torch.cat([due, due[..., :1]], -1))  # the last one for what is not there
-        gone.scatter_(2, asked.masked_fill(~low, due.shape[2]), True)
-        stays = (positions >= 0) & ~gone[..., :-1]
-        return in_order(stays)
+        low = self.guesses(layer, asked) < math.log(self.threshold)
+        gone = among(asked.masked_fill(~low, -1), due.shape[2])
+        return in_order((positions >= 0) & ~gone)
 
     def guesses(self, layer, slots: Tensor) -> Tensor:
         """Guessed logs of the scores of these slots `[batch, kv_heads, n]`, whose tokens are the same in all

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..gather import among
 from ..parameters import check_fraction_or_count, check_one_of
 from ..policy import State
 from .base import Keep
@@ -46,8 +47,7 @@ class Pool(Keep):
             state.seen = [0] * len(fetched)
         new = fetched.shape[2] - state.count.shape[2]
         if layer.fetched is not None:
-            there = (layer.fetched >= 0).to(fetched.dtype)
-            fetched.zero_().scatter_reduce_(2, layer.fetched.clamp(min=0), there, "amax")
+            fetched = among(layer.fetched, layer.slots).to(fetched.dtype)
             fetched[..., state.count.shape[2] :] = 1
         fed = [now > then for now, then in zip(layer.lengths, state.seen, strict=True)]
         fetched *= torch.tensor(fed, device=fetched.device)[:, None, None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ..attention import scores_of
-from ..gather import gather_slots
+from ..gather import among, gather_slots, in_order
 from ..models.rope import Rotation, rotation_of
 from ..parameters import check_fraction_or_count, check_number, check_whole, resolve_budget
 from ..policy import View
@@ -178,9 +178,7 @@ class ShadowState(DeviceState):
         self.low, self.basis = ((plain @ main)[:, None].to(keys.dtype), main.transpose(1, 2).to(keys.dtype))
         chunk = self.policy.chunk
         whole = (torch.tensor(layer.lengths, device=at.device) // chunk - self.policy.recent).clamp(min=0)
-        later = (at >= whole[:, None] * chunk).int()
-        stays = later.argsort(dim=1, descending=True, stable=True)[:, : int(later.sum(1).max())]
-        stays = stays.masked_fill(later.gather(1, stays) == 0, -1)[:, None].expand(-1, keys.shape[1], -1)
+        stays = in_order((at >= whole[:, None] * chunk)[:, None]).expand(-1, keys.shape[1], -1)
         if (count := int(whole.max())) > 0:
             stays = torch.cat([self.outliers(layer, keys, whole, count), stays], 2)
         (values,) = layer.store.pick(stays.cpu()).values
@@ -197,8 +195,7 @@ class ShadowState(DeviceState):
         there = (torch.arange(count, device=whole.device) < whole[:, None])[:, None].expand_as(worst)
         counts = [self.policy.outlying(chunks) for chunks in whole.tolist()]
         chosen = most_important((-worst).masked_fill(~there, -torch.inf), counts)
-        taken = torch.zeros(*worst.shape[:2], count + 1, dtype=torch.bool, device=keys.device)
-        self.offered = there & ~taken.scatter_(2, chosen.where(chosen >= 0, count), True)[..., :count]
+        self.offered = there & ~among(chosen, count)
         return _chunks(slots, chosen)
 
     def read(self, layer, query: Tensor):
