@@ -252,7 +252,7 @@ class _Graph:
                 raise ValueError(f"{name} is {became} now: a static graph needs float32 on the CPU")
         for name, weight in found.items():
             self.binding.bind_input(name, "cpu", 0, np.float32, tuple(weight.shape), weight.data_ptr())
-        self.weights, self.found = found, [weight.data_ptr() for weight in found.values()]
+        self.weights = found
 
     def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:
         """Say where to read and write; what has not moved since the last pass stays bound."""

@@ -128,12 +128,8 @@ class KVManager:
         if rows is not None:
             self.past[:, :, slots] = rows
             self.copied_bytes += rows.nbytes
-        before, self.seen = min(self.seen, self.window), self.seen + tokens
-        now = min(self.seen, self.window)
-        if self.ring:
-            self.mask[before:now] = 0
-        else:
-            self.mask[self.window - now : self.window - before] = 0
+        self.seen += tokens
+        self.mask[:-1][self.used] = 0
 
     def _move(self, count: int) -> None:
         """Move the window by `count` rows: over spare memory, or by copying it back to the front."""
