@@ -32,6 +32,7 @@ class Method(Entry):
         return f"{self.name}:{parameters}" if parameters else self.name
 
 
+ROLES = {Keep: "keep", Fetch: "fetch", Device: "place", Growing: "store", Exact: "store"}
 METHODS: dict[str, Method] = {}  # those that any model can use directly
 PROFILED: dict[str, Method] = {}  # those that first need a file about the model: `profile=`
 
@@ -122,15 +123,8 @@ def _import(path: str) -> Method:
 
 def role_of(policy) -> str | None:
     """The role of a policy, or of its class, in a cache: keep, store, place, or a host's fetch."""
-    kinds = (
-        (Keep, "keep"),
-        (Fetch, "fetch"),
-        (Device, "place"),
-        (Growing, "store"),
-        (Exact, "store"),
-    )
     own = policy if inspect.isclass(policy) else type(policy)
-    return next((role for kind, role in kinds if issubclass(own, kind)), None)
+    return next((role for kind, role in ROLES.items() if issubclass(own, kind)), None)
 
 
 def put(role: str, policy) -> dict:
