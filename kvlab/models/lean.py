@@ -129,12 +129,8 @@ class _Spoilt(nn.Module):
 
     def forward(self, *args, **given):
         out = self.part(*args, **given)
-        if (
-            args
-            and isinstance(out, Tensor)
-            and out.is_floating_point()
-            and out.shape[:-1] == args[0].shape[:-1]
-        ):
+        numbers = isinstance(out, Tensor) and out.is_floating_point()
+        if args and numbers and out.shape[:-1] == args[0].shape[:-1]:
             self.width = out.shape[-1]
             return torch.full_like(out, torch.nan)
         return out
