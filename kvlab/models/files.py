@@ -114,10 +114,8 @@ def _check_words(ids: dict[str, int], merges: Path, special: set[str]) -> None:
     """ValueError for merges that lack a line or words that share an id. special: words that need no merge."""
     if len(set(ids.values())) < len(ids):
         raise ValueError("vocab.json gives two words one id")
-    made, of_bytes = (
-        set(special),
-        "Ġ" in ids,
-    )  # the space of tokenizers of bytes, where a merge follows its parts
+    made = set(special)
+    of_bytes = "Ġ" in ids  # the space of tokenizers of bytes, where a merge follows its parts
     for line in merges.read_text(encoding="utf-8").splitlines():
         parts = line.split(" ")
         for part in parts if len(parts) == 2 and of_bytes and not line.startswith("#version") else ():
