@@ -76,8 +76,6 @@ def query_projection(model, layer: int) -> nn.Linear | None:
 
 def _turn(rows: Tensor, matrix: Tensor) -> None:
     """Replace a projection `[heads * head_dim, ...]` to Q or K by the one to Q A or K A."""
-    heads = (
-        rows.unflatten(0, matrix.shape[:2]).flatten(2) if rows.dim() > 1 else rows.view(*matrix.shape[:2], 1)
-    )
+    heads = rows.reshape(*matrix.shape[:2], -1)
     turned = matrix.to(rows.device).double().transpose(1, 2) @ heads.double()
     rows.copy_(turned.reshape(rows.shape))
