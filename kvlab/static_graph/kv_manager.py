@@ -87,13 +87,9 @@ class KVManager:
     @property
     def past(self) -> np.ndarray:
         """The windows of all sequences, `[sequences, heads, S - 1, head_dim]`, a view."""
-        first, (heads, rows, width) = self.start * self.head_dim, (self.heads, self.window, self.head_dim)
-        windows = self.buffers[:, first : first + heads * rows * width]
-        return np.lib.stride_tricks.as_strided(
-            windows,
-            (len(self.buffers), heads, rows, width),
-            (self.buffers.strides[0], rows * self.row_bytes, self.row_bytes, self.buffers.itemsize),
-        )
+        first, size = self.start * self.head_dim, self.heads * self.window * self.head_dim
+        windows = self.buffers[:, first : first + size]
+        return windows.reshape(len(windows), self.heads, self.window, self.head_dim)
 
     def place(self) -> list[int]:
         """Addresses where the engine is to write a new row per head. Follow with `commit` after the run."""
