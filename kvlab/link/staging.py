@@ -27,13 +27,11 @@ class Staging:
     def take(self, shapes: list[tuple[int, ...]], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
         """Tensors of these shapes in an unused buffer; their content is undefined."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // ALIGN) * ALIGN)
-        buffer = self._take(starts[-1])
+        room = [-(-size // ALIGN) * ALIGN for size in sizes]
+        pieces = self._take(sum(room))[: sum(room)].split(room)
         return tuple(
-            buffer[start : start + size].view(dtype).view(shape)
-            for start, size, dtype, shape in zip(starts, sizes, dtypes, shapes, strict=False)
+            piece[:size].view(dtype).view(shape)
+            for piece, size, dtype, shape in zip(pieces, sizes, dtypes, shapes, strict=True)
         )
 
     def give_back(self, parts: tuple[Tensor, ...]) -> None:
