@@ -36,7 +36,8 @@ def simulate(steps: list[list[Work]], link: Link) -> Timeline:
     the order asked for, `link.seconds(bytes)` each. The first step's first layer finds its prefetch asked
     for at time 0.
     """
-    spans, lanes, now = [], {"to device": 0.0, "to host": 0.0}, 0.0
+    spans, lanes, now, step = [], {"to device": 0.0, "to host": 0.0}, 0.0, 0
+    order = [(step, layer, work) for step, layers in enumerate(steps) for layer, work in enumerate(layers)]
     due: dict[int, float] = {}  # layer -> when what it asked for is there
     written: dict[int, float] = {}  # layer -> when its last write is
 
@@ -56,38 +57,30 @@ def simulate(steps: list[list[Work]], link: Link) -> Timeline:
         compute("stall", layer, written.pop(layer, now) - now)  # the store must hold what is to be read
         due[layer] = carry("to device", what, layer, work.fetch)
 
-    def look_ahead(step: int, layer: int) -> None:
-        after = _after(steps, step, layer)
-        if after is not None and after[1].ask == AHEAD and after[0] not in due:
-            ask(*after, "prefetch")
+    def look_ahead(at: int) -> None:
+        for _, layer, work in order[at + 1 : at + 2]:  # what attends next, in this step or the next one
+            if work.ask == AHEAD and layer not in due:
+                ask(layer, work, "prefetch")
 
-    for step, layers in enumerate(steps):
-        if step == 0 and layers[0].ask == AHEAD:
-            ask(0, layers[0], "prefetch")
-        for layer, work in enumerate(layers):
-            if layer + 1 < len(layers) and layers[layer + 1].ask == REHEARSED:
-                compute("selection", layer + 1, layers[layer + 1].selection)
-                ask(layer + 1, layers[layer + 1], "prefetch")
-                look_ahead(step, layer + 1)
-            compute("project", layer, work.project)
-            look_ahead(step, layer)
-            if work.ask != NEVER and layer not in due:  # a model of one layer has no other to fetch for
-                compute("selection", layer, work.selection)
-                ask(layer, work, "fetch")
-            if work.write:
-                written[layer] = carry("to host", "write", layer, work.write)
-            if layer in due:
-                compute("stall", layer, due.pop(layer) - now)
-            compute("attention", layer, work.attention)
-            compute("ffn", layer, work.ffn)
+    look_ahead(-1)
+    for at, (step, layer, work) in enumerate(order):
+        rest = steps[step][layer + 1 :]
+        if rest and rest[0].ask == REHEARSED:
+            compute("selection", layer + 1, rest[0].selection)
+            ask(layer + 1, rest[0], "prefetch")
+            look_ahead(at + 1)
+        compute("project", layer, work.project)
+        look_ahead(at)
+        if work.ask != NEVER and layer not in due:  # a model of one layer has no other to fetch for
+            compute("selection", layer, work.selection)
+            ask(layer, work, "fetch")
+        if work.write:
+            written[layer] = carry("to host", "write", layer, work.write)
+        if layer in due:
+            compute("stall", layer, due.pop(layer) - now)
+        compute("attention", layer, work.attention)
+        compute("ffn", layer, work.ffn)
     return Timeline(spans)
-
-
-def _after(steps: list[list[Work]], step: int, layer: int) -> tuple[int, Work] | None:
-    """(layer, work) of the layer that attends next, in the next step after the last one."""
-    if layer + 1 < len(steps[step]):
-        return layer + 1, steps[step][layer + 1]
-    return (0, steps[step + 1][0]) if step + 1 < len(steps) else None
 
 
 SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "topk", "infinigen")
