@@ -93,9 +93,7 @@ def _text(parameter: str, name) -> str:
 def _nearest(name: str, known) -> str:
     """The names that begin or go on with this one, else the three nearest, else all of them."""
     lower = {part.lower(): key for key in known for part in (key.split("/")[-1], key)}
-    having = list(dict.fromkeys(key for part, key in lower.items() if name and name.lower() in part))[:3]
-    if having:
-        return f", did you mean {' or '.join(having)}?"
-    near = difflib.get_close_matches(name.lower(), lower, n=4, cutoff=0.4)
-    some = list(dict.fromkeys(lower[part] for part in near))[:3]
-    return f", did you mean {' or '.join(some)}?" if some else f"; known: {', '.join(known)}"
+    having = [part for part in lower if name.lower() in part]
+    near = having or difflib.get_close_matches(name.lower(), lower, n=4, cutoff=0.4)
+    found = list(dict.fromkeys(lower[part] for part in near))[:3]
+    return f", did you mean {' or '.join(found)}?" if found else f"; known: {', '.join(known)}"
