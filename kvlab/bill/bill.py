@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 
@@ -143,10 +144,7 @@ def _specs(methods) -> list[Spec]:
         methods = METHODS
     elif isinstance(methods, str | Spec):
         methods = [methods]
-    try:
-        methods = list(methods)
-    except TypeError:
-        methods = []
+    methods = [*methods] if isinstance(methods, Iterable) else []
     if not methods or not all(isinstance(spec, str | Spec) for spec in methods):
         raise ValueError("methods: expected specs such as ['full', 'h2o:budget=0.1']")
     return [parse(spec) for spec in methods]
