@@ -87,10 +87,10 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
 
 
 @keeping()
-def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> None:
+def fill_random(model, cache, tokens: int, batch: int = 1) -> None:
     """Fill an empty cache with random K and V of `tokens` tokens, the same in every layer, as if a prompt had
     been fed: for timings, where a prefill would only cost time."""
-    shape, generator = ModelShape.of(model), torch.Generator().manual_seed(seed)
+    shape, generator = ModelShape.of(model), torch.Generator().manual_seed(0)
     size = (batch, shape.kv_heads, tokens, shape.head_dim)
     drawn = (torch.randn(size, generator=generator, device="cpu") for _ in "kv")
     keys, values = (x.to(entry_of(model), model.dtype) for x in drawn)

@@ -113,7 +113,7 @@ def _some(kinds: list) -> list[int]:
     return [index for turn in turns for index in turn][:LAYERS]
 
 
-def twin_of(config, seed: int = 0):
+def twin_of(config):
     """A random model of the shrunk configuration that attends by itself. Whatever transformers raises."""
     from transformers import AutoModelForCausalLM
 
@@ -122,7 +122,7 @@ def twin_of(config, seed: int = 0):
         size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
     if size > LARGEST:
         raise ValueError(f"shrunk, it still has {size:,} parameters")
-    return random_model(small, seed)
+    return random_model(small, 0)
 
 
 def random_model(config, seed: int):

@@ -117,8 +117,8 @@ def levels(head_dim: int, bits: int) -> Tensor:
 
 @cache
 @keeping()
-def projection(head_dim: int, device: torch.device, seed: int = 0) -> Tensor:
+def projection(head_dim: int, device: torch.device) -> Tensor:
     """A sketch's matrix S, fp64 `[head_dim, head_dim]`, standard normal: drawn once, for all heads."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     rows = [[draw.gauss(0.0, 1.0) for _ in range(head_dim)] for _ in range(head_dim)]
     return torch.tensor(rows, dtype=torch.float64, device=device)
