@@ -49,7 +49,7 @@ class BlockPool:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, K and V and scales."""
-        return sum(part[0].numel() * part.element_size() for part in self.parts) if self.parts else 0
+        return sum(part[0].numel() * part.element_size() for part in self.parts)
 
     def require(self, count: int, like: Parts) -> None:
         """Make sure that `count` blocks for parts of these shapes are free (ValueError: the pool is full)."""
