@@ -9,7 +9,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -97,13 +97,11 @@ def temporary() -> Path:
     """A folder in the system's temporary folder that only this user can enter, the same every time."""
     if hasattr(os, "getuid"):
         place = Path(tempfile.gettempdir()) / f"kvlab-{os.getuid()}"
-        try:
+        with suppress(OSError):
             place.mkdir(mode=0o700, exist_ok=True)
             found = place.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
                 return place
-        except OSError:
-            pass
     return Path(tempfile.mkdtemp(prefix="kvlab-"))
 
 
