@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..arithmetic import LAUNCHES, Machine
 from ..link import Link, ModelledLink
 from ..models import ModelShape
+from ..parameters import check_one_of
 from .timeline import Span, Timeline
 
 # When a layer's fetch is requested: when the previous layer is about to attend, or right after its rehearsal;
@@ -83,7 +84,10 @@ def simulate(steps: list[list[Work]], link: Link) -> Timeline:
     return Timeline(spans)
 
 
-SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "topk", "infinigen")
+SYSTEMS = {  # when each asks for a layer's tokens
+    "full": NEVER, "uvm": NEEDED, "uvm+h2o": NEVER, "offload": AHEAD, "offload+int4": AHEAD,
+    "offload+h2o": AHEAD, "topk": NEEDED, "infinigen": REHEARSED,
+}  # fmt: skip
 H2O, BITS = 0.2, 4.25  # part of the tokens that h2o holds; bits of a quantized value, its scale included
 
 
@@ -102,8 +106,7 @@ def decode_works(
     they read and nothing else.
     Raises ValueError for another system.
     """
-    if system not in SYSTEMS:
-        raise ValueError(f"system={system!r}: expected one of {', '.join(SYSTEMS)}")
+    check_one_of("system", system, SYSTEMS)
     h, token = shape.hidden, 4 * batch * shape.kv_heads * shape.head_dim  # bytes of K and V of a token
     held = tokens * (H2O if "h2o" in system else 1.0)
     chosen = system in ("topk", "infinigen")
@@ -116,10 +119,6 @@ def decode_works(
         return seconds + LAUNCHES * share if launches is None else max(seconds, launches * share)
 
     kv_share = shape.kv_heads / shape.heads
-    asks = {
-        "offload": AHEAD, "offload+int4": AHEAD, "offload+h2o": AHEAD, "topk": NEEDED, "infinigen": REHEARSED,
-        "uvm": NEEDED, "uvm+h2o": NEVER, "full": NEVER,
-    }  # fmt: skip
     layers = []
     for layer in range(shape.layers):
         whole = not chosen or (system == "infinigen" and layer < 2)
@@ -134,7 +133,7 @@ def decode_works(
         left = 1.0 if whole or launches is None else 1 / 2  # of the launches, besides the selection's
         rest = launched(matrix(9 * h**2), left / 2)
         project = launched(matrix((1 + 2 * kv_share) * h**2), left / 4)
-        asked = AHEAD if chosen and whole else asks[system]
+        asked = AHEAD if chosen and whole else SYSTEMS[system]
         fetch = 0 if asked == NEVER else int(token * attended * small)
         write = 0 if asked == NEVER else int(token * small)
         layers.append(Work(project, launched(read, left / 4), rest, selection, asked, fetch, write))
