@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transformers.cache_utils import (
-    DynamicLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-)
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 from .hybrid import HybridLayer
 from .latent import LatentLayer, shape_of_latents
 from .layer import Layer
 from .models import ModelShape, is_latent, layers_of
 from .parameters import shown
-
-HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 
 
 def make_layers(model, keep, store, place) -> list:
@@ -32,7 +26,7 @@ def make_layers(model, keep, store, place) -> list:
         if local is not None and (type(local) is not int or not 1 <= local < 2**31):
             raise ValueError(f"sliding_window={shown(local)} in layer {index}: expected 1 to 2**31 - 1")
         given = index, order, (keep, store, place), shape, model, local
-        if isinstance(theirs, HYBRID):
+        if isinstance(theirs, LinearAttentionCacheLayerMixin):
             layers[index] = HybridLayer(theirs.number_of_states, *given)
         else:
             layers[index] = kind(*given)
