@@ -13,15 +13,13 @@ import torch
 
 from .parameters import check_file, from_json, shown
 
-AUTO = "auto"
-
 
 def read_map(device_map) -> str | dict:
     """ "auto", a dictionary {module: device} as accelerate takes it, or the JSON file that holds one.
 
     Raises ValueError for anything else.
     """
-    if isinstance(device_map, dict) or device_map == AUTO:
+    if isinstance(device_map, dict) or device_map == "auto":
         return device_map
     try:
         check_file(device_map)
