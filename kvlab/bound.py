@@ -16,6 +16,7 @@ from .saved import save
 class Bound(Cache):
     """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
 
+    recompute = False  # True only for the method that keeps nothing
     prefilling = False  # whether a `prefill` block is open
     spec = None  # the `Spec` that `make_cache` made it from
     continues = True  # whether a text may continue with a pass of several tokens

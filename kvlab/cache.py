@@ -46,7 +46,6 @@ class KVCache(Bound):
     Raises ValueError when parameters do not fit the model.
     """
 
-    recompute = False  # True only for the method that keeps nothing
     _began: int | None = None  # tokens held when the running, or broken, pass began
     _marks: list[str] | None = None  # what the model's configuration said of its weights
     _called = _reached = 0  # indices in `_bodies`: where that pass began, and how far it is

@@ -24,8 +24,6 @@ class PaddedCache(Bound):
     itself, so there a ValueError says what to use. engine: a `StaticGraphEngine`.
     """
 
-    recompute = False
-
     def __init__(self, engine):
         super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
         self.engine, self.thread = engine, OneThread()
