@@ -19,10 +19,9 @@ from .models import (
     refused_layers,
     report_block_inputs,
 )
-from .models.shrunk import once, twin_of
+from .models.shrunk import PROMPT, TOLERANCE, once, twin_of
 
-PROMPT, STEPS = 20, 5
-TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
+STEPS = 5
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from ..errors import kind_and_line
 from .passes import cache_name
 
-PROMPT, TOLERANCE = 20, 1e-3  # of the logits' standard deviation; a text that is forgotten is off by far more
+PROMPT, TOLERANCE = 20, 1e-3  # of the logits' standard deviation; what is wrong is off by far more
 LAYERS, LARGEST = 4, 20_000_000
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
 KINDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types")
