@@ -28,15 +28,7 @@ from ..modes import evaluating
 from ..parameters import check_one_of, check_whole
 from ..saved import model_digest
 from .cache import PaddedCache
-from .export import (
-    FORMS,
-    GraphSpec,
-    graph_file,
-    require_engine,
-    scales_digest,
-    session,
-    weights,
-)
+from .export import FORMS, GraphSpec, graph_file, scales_digest, session, weights
 from .graph import GRAPH, NUMBERS, sequence_names
 from .kv_manager import KVManager, spare_part
 from .quantized import calibrate, half, quantize
@@ -70,7 +62,6 @@ class StaticGraphEngine:
         cache: Path | None = None,
     ):  # fmt: skip
         check_parameters(max_length, policy, numbers, extra, form, chunk)
-        require_engine()
         refuse_offloaded(model, "a static graph")
         self.model, self.shape = prepare(model), ModelShape.of(model)
         self.length = _length(model, max_length)
