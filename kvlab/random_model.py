@@ -10,9 +10,9 @@ import torch
 from .cache import KVCache
 from .errors import kind_and_line
 from .models import (
+    LISTED,
     blocks_of,
     cache_name,
-    listed,
     masks_are_known,
     prepare,
     refusal,
@@ -97,7 +97,7 @@ def serve(model, holds: bool = True, guesses: bool = False) -> None:
     none if the method holds nothing. A type that is not listed is tried on a twin, once; guesses: whether the
     method asks for a layer's query before its turn."""
     why, config = refusal(prepare(model)), model.config.get_text_config(decoder=True)
-    if why is None and not listed(model):
+    if why is None and config.model_type not in LISTED:
         why = once(_differences, config, differs)
         if why is None and guesses:
             why = once(_guesses, config, asks_otherwise)

@@ -223,11 +223,6 @@ def _masks_are_known(model) -> bool | None:
     return None
 
 
-def listed(model) -> bool:
-    """Whether the model is of a type that the tests try with every method."""
-    return model.config.get_text_config(decoder=True).model_type in LISTED
-
-
 def _cannot(model) -> str:
     return (
         f"{type(model).__name__} does not use transformers' attention interface as a decoder, or is "
