@@ -8,7 +8,6 @@ from .loading import (
     LISTED,
     WORKSHOP,
     calibration_ids,
-    check_files,
     configuration,
     load,
     masks_are_known,
@@ -24,7 +23,7 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Narrow", "Rotation", "Switch",
-    "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_files", "check_outside",
+    "attention_of", "blocks_of", "bodies_of", "cache_name", "calibration_ids", "check_outside",
     "configuration", "fed_to", "fetch", "inside", "is_latent", "layers_of", "load",
     "masks_are_known", "prepare", "preparing", "query_of", "refusal", "refused_layers", "renumbered",
     "report_block_inputs", "rotation_of", "rotations_of", "source_of", "tokenizer_of",

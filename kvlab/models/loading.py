@@ -61,8 +61,11 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     from transformers.utils import cached_file
 
     source = source_of(name_or_path)
-    if source in EMBEDDED.values():
-        check_files(source)
+    if source in EMBEDDED.values() and (wrong := damage(source)):
+        raise ValueError(
+            f"the embedded model {wrong}; install kvlab again (in a kit: start.sh or start.bat does), "
+            "or restore it from its repository"
+        )
     check_kind("tensor_parallel", tensor_parallel, bool, "true or false")
     if (device_map is not None) + (device is not None) + tensor_parallel > 1:
         raise ValueError(
@@ -170,16 +173,6 @@ def configuration(name_or_path=None):
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # a broken one can raise anything
         raise _none("configuration", name_or_path, error) from error
-
-
-def check_files(folder: Path) -> None:
-    """Compare an embedded model's files with `sha256.txt`; ValueError naming the first one missing or
-    damaged."""
-    if wrong := damage(folder):
-        raise ValueError(
-            f"the embedded model {wrong}; install kvlab again (in a kit: start.sh or start.bat does), "
-            "or restore it from its repository"
-        )
 
 
 def prepare(model):
