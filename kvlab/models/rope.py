@@ -176,17 +176,14 @@ def _rotations(model) -> list[Rotation | None]:
 
 def _candidates(model):
     """Every set of frequencies that a module of the model holds, with both ways to pair channels."""
-    seen = set()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if not name.endswith("inv_freq") or "original" in name:
                 continue
             scale = getattr(module, f"{name.removesuffix('inv_freq')}attention_scaling", None)
             scale = scale if isinstance(scale, float) else getattr(module, "attention_scaling", 1.0)
-            if (key := (tuple(buffer.flatten().tolist()), scale)) not in seen:
-                seen.add(key)
-                frequencies = buffer.detach().float().flatten()
-                yield from (Rotation(frequencies, neighbours, scale) for neighbours in (False, True))
+            frequencies = buffer.detach().float().flatten()
+            yield from (Rotation(frequencies, neighbours, scale) for neighbours in (False, True))
 
 
 @torch.no_grad()
