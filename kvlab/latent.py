@@ -12,6 +12,7 @@ from .attention import Recorded
 from .interface import expanding, latest
 from .layer import Layer
 from .models import ModelShape
+from .modes import keeping
 from .telling import blaming
 from .turns import join, keep_raw, of_piece
 
@@ -58,7 +59,10 @@ class LatentLayer(Layer):
                     f"layer {self.index}: these {new} tokens complete a block, which is rounded, and the "
                     f"model makes K and V of all latents at once: feed {first} of them first"
                 )
-            with torch.autocast(key_states.device.type, enabled=False):  # no business of what is stored
+            with (
+                keeping(),
+                torch.autocast(key_states.device.type, enabled=False),
+            ):  # no business of what is stored
                 self.append(Recorded(key_states, *latents, latest.get(), self.scaling))
                 latents = self.store.read(key_states.device)
         expanding(self)

@@ -13,7 +13,7 @@ from tiny import prompt
 import kvlab
 
 MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
-NAMES = ("Llama", "OPT", "Gemma 3", "Llama 4", "LFM2", "Qwen3-Next")
+NAMES = ("Llama", "OPT", "Gemma 3", "Llama 4", "LFM2", "Qwen3-Next", "DeepSeek-V2")
 WAYS = ("copy", "save", "crop", "reorder", "hold", "turn", "step", "step")  # what is done before a pass
 MANAGED = [*EVERY, "int4:sinks=40", "quest:budget=200,page=5,full_layers=0"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvlab.errors import kind_and_line
 from kvlab.parameters import check_file, from_json
 
 from ..core.errors import Problem
@@ -57,10 +58,47 @@ def rows(asked: str, file: str) -> list[tuple[int, dict]]:
         for one in value if listed else [value]:
             if not isinstance(one, dict):
                 raise Problem(f"{asked}: line {line}: expected a JSON object, got {str(one)[:40]!r}")
+            try:
+                json.dumps(one, ensure_ascii=False).encode()
+            except UnicodeError as error:
+                raise Problem(f"{asked}: line {line}: half of a character ({error})") from error
             found.append((line, one))
     if not found:
         raise Problem(f"{asked}: this file has no rows: expected a JSON object in every line")
     return found
+
+
+def check_documents(asked: str, file: str, task) -> None:
+    """Raises Problem for a row of which a task makes no prompt, no choices or no right answer, as lm-eval
+    would find out when the models have answered."""
+    lines, documents = [line for line, _ in rows(asked, file)], [*task.eval_docs]
+    if task.config.process_docs is not None:
+        lines = range(1, len(documents) + 1)
+    if len(lines) != len(documents):
+        raise Problem(f"{asked}: {len(lines)} rows were read as {len(documents)}")
+    for line, document in zip(lines, documents, strict=True):
+        try:
+            why = odd(task, document)
+        except Exception as error:
+            why = kind_and_line(error)
+        if why:
+            raise Problem(f"{asked}: line {line}: {why}")
+
+
+def odd(task, document: dict) -> str | None:
+    """What is wrong with the parts of a document. Whatever lm-eval raises."""
+    prompt, target = task.doc_to_text(document), task.doc_to_target(document)
+    if not isinstance(prompt, int if task.multiple_input else str):
+        return f"the prompt is {prompt!r:.40}: expected a text"
+    if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
+        return None
+    choices = task.doc_to_choice(document)
+    if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
+        return f"the choices are {choices!r:.40}: expected a list of texts"
+    for one in target if isinstance(target, list) and task.multiple_target else [target]:
+        if not (one in choices if isinstance(one, str) else isinstance(one, int) and 0 <= one < len(choices)):
+            return f"the right answer is {one!r:.40}: expected one of the {len(choices)} choices, from 0"
+    return None
 
 
 def missing(row: dict, about: dict, load: Callable[[str], object], file: str) -> str | None:
@@ -74,8 +112,8 @@ def missing(row: dict, about: dict, load: Callable[[str], object], file: str) ->
         return next((one for one in texts if one.isidentifier() and features and one not in features), None)
     except Problem as error:
         cause = error.__cause__
-    if isinstance(cause, KeyError) and cause.args:
-        return str(cause.args[0])
+    if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):
+        return cause.args[0]
     if isinstance(cause, UndefinedError) and (name := re.search(r"'([^']+)'(?: is undefined|$)", str(cause))):
         return name[1]
     said = lambda text: sorted(meta.find_undeclared_variables(Environment().parse(text)))

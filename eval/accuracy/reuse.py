@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kvlab.cache import KVCache
+from kvlab.gather import among, in_order
 from kvlab.keep import Keep
 from kvlab.spec import Spec
 
@@ -43,9 +44,11 @@ class Chosen(Keep):
         if layer.state.limits is not None:
             return None
         stay = self.sets.stay[layer.index]
-        layer.state.limits = layer.state.longest = (stay >= 0).sum(-1).amax(-1).tolist()
-        first = (layer.slot_positions == 0).int().argmax(-1, keepdim=True)  # the slot of a row's first token
-        return (stay + first).masked_fill(stay < 0, -1)
+        at = layer.slot_positions
+        stays = among(stay, max(layer.lengths)).expand(*at.shape[:2], -1).gather(2, at.clamp(min=0).long())
+        stays &= at >= 0
+        layer.state.limits = layer.state.longest = stays.sum(-1).amax(-1).tolist()
+        return in_order(stays)
 
 
 def reusing(model, spec: Spec) -> tuple[KVCache, Sets] | None:

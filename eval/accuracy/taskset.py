@@ -146,6 +146,7 @@ def _check_rows(name: str, sources: Sources) -> None:
         about = yamls.read(entry.yaml_path, f"task {name}")
         on = lambda rows: load(name, replace(sources, data=((name, rows),)))[name]
         data.check(f"--data {name}={file}", file, about, on)
+        data.check_documents(f"--data {name}={file}", file, _looked_at(name, sources)[name])
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def _checked(layer, fetch, slots, past: int) -> Tensor | None:
         ordered = slots.sort(-1).values
         twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
         if not bool(twice.any() | (ordered < -1).any() | (ordered >= past).any()):
-            return slots
+            return slots.clone()  # without `there`, which may be of other slots (see `most_important`)
     raise ValueError(
         f"{type(fetch).__name__}, layer {layer.index}: expected slots to fetch, int64 [batch, kv_heads, n], "
         f"{shape} first, each below {past} at most once, or -1"

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import random
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,19 @@ def test_rows_that_a_task_cannot_read_are_one_line(ours, refused, tmp_path, name
     line = refused(*ours, "--tasks", task, "--data", f"{task}={file}")
     assert line.startswith(f"error: --data {task}={file}: {said}"), line
     assert not list((tmp_path / "out").glob("cells/*.json"))
+
+
+@pytest.mark.parametrize("field", ["label", "choices", "context", "note"])
+def test_a_row_of_which_no_question_is_made_is_one_line(ours, refused, tmp_path, field):
+    """lm-eval finds out when the models have answered, or counts the row as wrong."""
+    odd = {"label": (7, -1, None), "choices": ([], "ab", ["a", None]), "context": (None,)}
+    odd["note"] = ("\ud800",)
+    row = {"context": "Ada has a hen.\nQuestion: Ada has", "choices": ["a hen", "a cat"], "label": 0}
+    rows = [row, row, row | {field: random.choice(odd[field])}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    line = refused(*ours, "--tasks", "recall", "--data", f"recall={file}")
+    assert line.startswith(f"error: --data recall={file}: line 3: "), line
 
 
 def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """What is compressed and what is asked: equal under `full`, and counted."""
 
 import copy
+import random
 
 import pytest
 import torch
+from families.models import family
+from tiny import left_padded, prompt
 
 import kvlab
 from eval.accuracy import KVLabLM, continuing
@@ -194,6 +197,27 @@ def test_reuse_asks_at_true_positions_whichever_tokens_stay(loaded, together):
     assert torch.allclose(found, expected, atol=1e-4)
     for layer in cache.attending:
         assert (layer.positions[..., -(tokens - context) :] == torch.arange(context, tokens)).all()
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=0.5", "snapkv:budget=0.5,window=2", "adakv:budget=0.4"])
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 3", "Qwen2", "Llama 4"])
+def test_reuse_holds_what_the_other_question_left_of_a_window(name, spec):
+    """Contexts around the window's length; of the first tokens, layers hold none any more."""
+    seed = random.randrange(10**6)
+    draw, model = random.Random(seed), kvlab.prepare(family(name))
+    for tokens in draw.sample(range(5, 24), 4):
+        (cache, sets), other = reusing(model, parse(spec)), kvlab.make_cache(model, spec)
+        ids, mask = left_padded([prompt(tokens, seed=seed), prompt(draw.randint(2, tokens), seed=seed + 1)])
+        question = prompt(3, 2, seed=seed + 2)
+        asked = torch.cat([mask, torch.ones_like(question)], 1)
+        Stepper(model, other).feed(torch.cat([ids, question], 1), asked)
+        sets.read(other, mask.sum(1))
+        Stepper(model, cache).feed(ids, mask)
+        for layer, left in zip(cache.attending, other.attending, strict=True):
+            for row, length in enumerate(mask.sum(1).tolist()):
+                held = [[p for p in head if p >= 0] for head in layer.positions[row].tolist()]
+                due = [sorted(p for p in head if 0 <= p < length) for head in left.positions[row].tolist()]
+                assert held == due, f"seed {seed}, {tokens} tokens, layer {layer.index}, row {row}"
 
 
 def test_reuse_holds_heads_of_different_lengths_as_they_are(loaded):
