@@ -107,8 +107,11 @@ class State:
     keeps_room = lags = False
 
     def __init__(self, policy: Policy, named: Policy | None = None):
-        self.policy = policy
-        for kind in ("per_row", "per_slot", "states", "shared"):
+        self.policy, kinds = policy, ("per_row", "per_slot", "states", "shared")
+        for kind in kinds:
+            for name in getattr(named, kind, ()):
+                if hasattr(self, name) or any(name in getattr(self, each) for each in kinds):
+                    raise ValueError(f"{type(named).__name__}: {kind} names {name!r}, which is taken")
             setattr(self, kind, (*getattr(self, kind), *getattr(named, kind, ())))
         for name in (*self.per_row, *self.per_slot, *self.states, *self.shared):
             setattr(self, name, None)
@@ -183,7 +186,8 @@ class State:
                     self._check(name, value)
         for name in (*self.per_row, *self.per_slot):
             value = getattr(self, name)
-            yield from (x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor))
+            each = value if isinstance(value, tuple | list) else (value,)
+            yield from (x for x in each if isinstance(x, Tensor))
         for state in self._states():
             yield from state.tensors()
 

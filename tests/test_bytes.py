@@ -30,6 +30,24 @@ def storages(value, seen):
     return seen
 
 
+@pytest.mark.parametrize("spec", [one for one in EVERY if make(tiny("llama"), one).layers[0].place.on_host])
+def test_bytes_that_cross_are_those_of_a_batch_s_rows(spec):
+    """In a pass that some rows have more tokens in than others, padding is no token."""
+    model, seed = tiny("llama"), random.randrange(10**6)
+    ids, count = prompt(11, 2, seed=seed), random.Random(seed).randint(2, 6)
+    more, mask = prompt(6, 2, seed=seed + 1), torch.ones(2, 6, dtype=torch.long)
+    mask[0, :-count] = 0
+    stats = []
+    for rows, new in ((ids, (more, mask)), (ids[:1], (more[:1, -count:],)), (ids[1:], (more[1:],))):
+        stepper = kvlab.Stepper(model, make(model, spec))
+        stepper.feed(rows)
+        stepper.feed(*new)
+        stats.append(stepper.cache.stats())
+    for name in ("fetched_bytes", "moved_bytes"):
+        found = [getattr(one, name) for one in stats]
+        assert found[0] == found[1] + found[2], f"{name} of {count} and 6 tokens, seed {seed}"
+
+
 @pytest.mark.parametrize("spec", [*EVERY, "padded"])
 def test_stats_add_up_to_the_storages_really_allocated_which_are_freed_with_the_cache(spec):
     """Freed not when Python's collector comes by: it counts objects, and these are few and large."""

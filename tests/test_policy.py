@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import prompt, started, tiny
+from tiny import begun, prompt, started, tiny
 
 import kvlab
 from kvlab.keep import H2O, TOVA, Keep
@@ -62,6 +62,28 @@ def test_what_is_neither_by_row_nor_by_slot_is_odd(buffer, odd):
     if isinstance(buffer, Kivi):
         state.recents_real = torch.ones(2, 1, state.filled)
         assert state.odd(2, 2, 9) == "recents_real is of torch.float32"
+
+
+@pytest.mark.parametrize("kind", ["per_row", "per_slot", "shared"])
+@pytest.mark.parametrize("name", ["threshold", "next", "limits", "last", "lags", "crop", "policy"])
+def test_a_name_that_a_state_has_is_not_given_twice(kind, name):
+    """A fork would select its rows twice."""
+    keep = type("Mine", (Keep,), {kind: (name,)})
+    with pytest.raises(ValueError, match=f"Mine: {kind} names '{name}', which is taken"):
+        kvlab.make_cache(tiny("llama"), keep(0.5))
+
+
+def test_tensors_in_a_list_by_row_are_counted():
+    class Lists(TOVA):
+        per_row = ("seen",)
+
+        def forget(self, state):
+            super().forget(state)
+            state.seen = [torch.zeros(1000) for _ in state.limits]
+
+    model = tiny("llama")
+    found = [begun(model, keep, prompt(9, 2)).cache.stats().device_bytes for keep in (Lists(0.5), TOVA(0.5))]
+    assert found[0] - found[1] == 2 * 4000 * model.config.num_hidden_layers
 
 
 def test_a_tensor_that_hides_in_a_list_is_found_when_bytes_are_counted():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention import group_importance, true_scores
 from ..calibrate.fold import is_folded, query_projection
 from ..calibrate.skew import skew
-from ..models import Narrow, report_block_inputs
+from ..models import Narrow
 from ..parameters import check_number, check_one_of
 from ..policy import State
 from ..ranks import all_heads
@@ -118,7 +118,6 @@ class InfiniGen(TopK):
         if self.whole(layer.index):
             return State(self)
         model = layer.model
-        report_block_inputs(model)
         state = InfiniGenState(self)
         state.projection = query_projection(model, layer.index)
         if not is_folded(model):

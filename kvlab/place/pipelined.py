@@ -131,24 +131,25 @@ class PipelinedState(HostState):
         self.commit(layer)
         self._lie(layer, torch.device("cpu"))
         keys, values = layer.store.parts()
-        past = [held - self.uncommitted for held in layer.rows_held]
+        new = self.new_tokens(layer, self.uncommitted)
+        past = [held - newest for held, newest in zip(layer.rows_held, new, strict=True)]
         size = self.bytes_of(layer, past if slots is None else slots)
         self.ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
 
-    def receive(self, layer, query: Tensor, slots: Tensor | None):
+    def receive(self, layer, new: list[int], slots: Tensor | None):
         if self.ahead is None:
             self._ask(layer, slots, "fetch")
-        self._write_back(layer, [self.uncommitted] * len(layer.lengths))
+        self._write_back(layer, new)
         (transfer, slots), self.ahead = self.ahead, None
         with layer.timed("stall"):
             self.staged = transfer.wait()
         self.fetched_bytes = transfer.bytes
-        new, parts = (*self.new[0], *self.new[1]), self.staged
+        written, parts = (*self.new[0], *self.new[1]), self.staged
         if self.uncommitted == 1:
-            for part, last in zip(parts, new, strict=True):
+            for part, last in zip(parts, written, strict=True):
                 part[:, :, -1:] = last
         else:
-            parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, new, strict=True))
+            parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, written, strict=True))
         count = len(self.new[0])
         return layer.store.packed(parts[:count], parts[count:]), self.with_newest(layer, slots)
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from ..models import report_block_inputs
 from ..parameters import check_number
 from ..policy import View
 from ..store.growing import Packed
@@ -29,6 +30,8 @@ class HostState(DeviceState):
         if getattr(self.fetch, "policy", None) is not policy.fetch:
             kind = type(policy.fetch).__name__
             raise ValueError(f"{kind}.start: expected the fetch's own state, Fetch.start(layer)")
+        if policy.fetch.speculates and not policy.fetch.whole(layer.index):
+            report_block_inputs(layer.model)
 
     def view(self, layer) -> View:
         """The layer as the fetch policy sees it."""
@@ -88,12 +91,13 @@ class HostState(DeviceState):
         return self.fetch.tensors()
 
     def read(self, layer, query: Tensor):
-        slots, newest, fetch = self.select(layer, query), query.shape[2], self.policy.fetch
+        slots, fetch = self.select(layer, query), self.policy.fetch
         self.fetched_bytes = 0
         if (layer.later or not layer.in_prompt) and fetch.on_device(self.view(layer)):
             return self.all_here(layer, query.device), None
-        layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))  # written back
-        held, slots = self.receive(layer, query, slots)
+        new = self.new_tokens(layer, query.shape[2])
+        layer.moved_bytes += self.bytes_of(layer, new)  # written back
+        held, slots = self.receive(layer, new, slots)
         layer.moved_bytes += self.fetched_bytes
         if not self.reads_all(layer, query):
             return held, slots
@@ -105,13 +109,20 @@ class HostState(DeviceState):
         """The store, if no transfer is needed."""
         return layer.store
 
-    def receive(self, layer, query: Tensor, slots: Tensor | None):
-        """The tokens that the pass attends to, past ones in these slots (None: all) and the newest; and the
-        slots of both. Sets `fetched_bytes`."""
-        past = [rows - query.shape[2] for rows in layer.rows_held]
+    def receive(self, layer, new: list[int], slots: Tensor | None):
+        """The tokens that the pass attends to, past ones in these slots (None: all) and the newest, of which
+        each row has `new`; and the slots of both. Sets `fetched_bytes`."""
+        past = [held - newest for held, newest in zip(layer.rows_held, new, strict=True)]
         self.fetched_bytes = self.bytes_of(layer, past if slots is None else slots)
         slots = self.with_newest(layer, slots)
         return (layer.store if slots is None else layer.store.pick(slots)), slots
+
+    @staticmethod
+    def new_tokens(layer, tokens: int) -> list[int]:
+        """How many of a pass's last `tokens` columns hold a token, per row."""
+        if layer.table.moved is None:
+            return [tokens] * len(layer.lengths)
+        return (layer.slot_positions[:, 0, layer.slots - tokens :] >= 0).sum(-1).tolist()
 
     @staticmethod
     def with_newest(layer, slots: Tensor | None) -> Tensor | None:

@@ -113,7 +113,7 @@ def test_a_fetch_of_ones_own_that_chooses_nonsense(wrong, base, link):
 
 def test_a_step_that_fetches_nothing_attends_to_itself():
     model, said = tiny("llama"), []
-    for none in (lambda x: x[..., :0], lambda x: torch.full_like(x, -1)):
+    for none in (lambda x: x[..., :0], lambda x: torch.full_like(x, -1), lambda x: x.fill_(-1)):
 
         class Nothing(kvlab.place.TopK):
             def select(self, layer, query):
@@ -121,7 +121,25 @@ def test_a_step_that_fetches_nothing_attends_to_itself():
 
         stepper = begun(model, {"place": kvlab.place.Host(Nothing())}, prompt(12))
         said.append(stepper.feed(prompt(1)))
-    assert torch.allclose(*said, atol=1e-5)
+    for other in said[1:]:
+        torch.testing.assert_close(other, said[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("link", [None, kvlab.place.ModelledLink(1e9)])
+def test_a_guess_of_ones_own_is_asked_for(link):
+    """Before each step, once the model's blocks have run."""
+    asked = []
+
+    class Guess(kvlab.place.Fetch):
+        speculates = True
+
+        def speculate(self, layer, query):
+            asked.append((layer.index, tuple(query().shape)))
+
+    model = tiny("llama")
+    begun(model, {"place": kvlab.place.Host(Guess(), link)}, prompt(12, 2), prompt(1, 2), prompt(1, 2))
+    shape = 2, model.config.num_attention_heads, 1, model.config.hidden_size // model.config.num_attention_heads
+    assert asked == [(layer, shape) for layer in range(1, model.config.num_hidden_layers)] * 2
 
 
 @pytest.mark.parametrize("wrong", ["policy", "resident"])
