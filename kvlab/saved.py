@@ -25,7 +25,7 @@ from .parameters import check_file, check_kind, from_json
 from .policy import Policy, State
 from .scratch import written_whole
 
-FORMAT = "4"  # of the file; another one is refused
+FORMAT = "5"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
 OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored", "dtype", "autocast")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass

@@ -31,6 +31,11 @@ class KeepState(State):
         super().__init__(policy, policy)
         self.last, self.late = LastQueries(policy), Late()
 
+    def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
+        by_head = {name: getattr(self, name) for name in ("shares", "threshold")}
+        odd = [name for name, x in by_head.items() if x is not None and tuple(x.shape) != (batch, heads)]
+        return f"{odd[0]} is of another shape" if odd else super().odd(batch, heads, slots, numbers)
+
     def cover(self, slots: int) -> None:
         """Extend the state to `slots` slots, before some go: those that `observe` has not covered are
         zero."""

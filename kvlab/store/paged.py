@@ -134,6 +134,7 @@ class PagedState(GrowingState):
 
     per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
     per_row = ("rows", "table", *GrowingState.per_row)
+    shared = (*GrowingState.shared, "layer", "layers", "for_all", "every_step")  # what the model says
 
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)

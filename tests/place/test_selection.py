@@ -138,8 +138,9 @@ def test_a_guess_of_ones_own_is_asked_for(link):
 
     model = tiny("llama")
     begun(model, {"place": kvlab.place.Host(Guess(), link)}, prompt(12, 2), prompt(1, 2), prompt(1, 2))
-    shape = 2, model.config.num_attention_heads, 1, model.config.hidden_size // model.config.num_attention_heads
-    assert asked == [(layer, shape) for layer in range(1, model.config.num_hidden_layers)] * 2
+    config = model.config
+    shape = 2, config.num_attention_heads, 1, config.hidden_size // config.num_attention_heads
+    assert asked == [(layer, shape) for layer in range(1, config.num_hidden_layers)] * 2
 
 
 @pytest.mark.parametrize("wrong", ["policy", "resident"])
