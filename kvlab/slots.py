@@ -42,6 +42,7 @@ class Slots:
         before = self.lengths or [0] * len(counts)
         if real is not None or self.moved is not None:
             self._append_positions(len(before), real, tokens)
+        self.newest |= real is None or min(counts) > 0
         held = self.rows_held or [0] * len(counts)
         self.lengths = [old + new for old, new in zip(before, counts, strict=True)]
         self.rows_held = [old + new for old, new in zip(held, counts, strict=True)]
@@ -56,6 +57,7 @@ class Slots:
         else:
             if self.moved is not None:
                 self._append_positions(len(self.lengths), None, 1)
+            self.newest = True
             self.rows_held = [held + 1 for held in self.rows_held]
             self.count += 1
         self.lengths = [seen + 1 for seen in self.lengths]
@@ -74,7 +76,7 @@ class Slots:
         else:
             new = (start + real.cumsum(-1, dtype=torch.int32) - 1).masked_fill(~real, -1)
         new = new.unsqueeze(1).expand(-1, moved.shape[1], -1)
-        self.moved, self.newest = torch.cat([moved, new], dim=2), True
+        self.moved = torch.cat([moved, new], dim=2)
 
     def keep(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
         """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row, with or without

@@ -160,8 +160,12 @@ class InfiniGen(TopK):
         state.columns = rule.columns(*sums, count)
         if state.projection is not None:
             state.asks = Narrow(state.projection, state.channels(query.shape[1], query.shape[3]))
+        partial = state.partial_columns(keys)
+        if state.partial.length and layer.some_empty is not None:  # rows with no new token keep their own
+            before, silent = state.partial_keys, ~real.any(2, keepdim=True)
+            partial[:, :, : before.shape[2]] = before.where(silent, partial[:, :, : before.shape[2]])
         state.partial = Growing().start(layer)
-        state.append(keys)
+        state.partial.add((partial,), ())
         state.sums = sums if layer.prefilling else None
 
     def speculate(self, layer, query) -> Tensor | None:

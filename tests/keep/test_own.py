@@ -4,10 +4,12 @@ import random
 
 import pytest
 import torch
+from families.models import family
 from fuzz.cases import SHAPE, _model
 from tiny import prompt, tiny
 
 import kvlab
+from kvlab.gather import in_order
 from kvlab.keep import H2O, RKV, TOVA, AdaKV, ExpectedAttention, Keep, SnapKV
 
 WRONG = {  # what becomes of a score [batch, kv_heads, slots]
@@ -274,3 +276,29 @@ def test_lists_and_states_that_are_none():
         for state in (lambda *_: None, lambda self, layer: H2O(0.2).start(layer)):
             with pytest.raises((ValueError, TypeError), match=r"^Own\.start[^\n]*$"):
                 kvlab.KVCache(tiny("llama"), keep=type("Own", (base,), {"start": state})(0.4))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Llama 4"])
+def test_a_row_whose_newest_token_went_is_numbered_by_all_it_has_seen(name):
+    """Also after a pass in which it has no token."""
+
+    class Early(Keep):
+        once, newest_stays = True, False
+
+        def choose(self, layer):
+            newest = layer.slot_positions == layer.slot_positions.amax(-1, keepdim=True)
+            return in_order(~newest) if layer.in_prompt else None
+
+    model, ids, more = kvlab.prepare(family(name)), prompt(6, 2), prompt(3, 2, seed=1)
+    together, alone = (kvlab.Stepper(model, kvlab.KVCache(model, keep=Early(0.5))) for _ in "ab")
+    together.feed(ids)
+    alone.feed(ids[1:])
+    for one in (together, alone):
+        one.cache.hold()
+    together.feed(more, torch.tensor([[1, 1, 1], [0, 0, 0]]))
+    for token in prompt(4, 2, seed=2).split(1, 1):
+        found, right = together.feed(token), alone.feed(token[1:])
+        torch.testing.assert_close(found[1:], right, atol=1e-4, rtol=0)
+    for layer, other in zip(together.cache.layers, alone.cache.layers, strict=True):
+        held = lambda heads: [[p for p in head if p >= 0] for head in heads.tolist()]
+        assert held(layer.positions[1]) == held(other.positions[0])
