@@ -25,6 +25,7 @@ class Answer:
     stats: object  # `cache.stats()` after the answer, of all rows where several were answered at once
     seconds: float  # of this question and its answer, or of all answered at once
     context_seconds: float = field(repr=False)  # of the context, which the first answer alone pays for
+    at_once: int = field(default=1, repr=False)  # questions that were answered together
 
     @property
     def cost(self) -> str:
@@ -33,7 +34,8 @@ class Answer:
         host = f" and {size(said.host_bytes)} on the host" if said.host_bytes else ""
         held = f"{said.tokens_held:,} of {said.tokens_seen:,} tokens held, the answer's among them"
         once = f" after {seconds(self.context_seconds)} for the context" if self.context_seconds else ""
-        return f"{size(said.device_bytes)} on the device{host}, {held}, {seconds(self.seconds)}{once}"
+        rows = f"{self.at_once} questions at once: " if self.at_once > 1 else ""
+        return f"{rows}{size(said.device_bytes)} on the device{host}, {held}, {seconds(self.seconds)}{once}"
 
     def __str__(self) -> str:
         return f"{self.text.strip()}\n[{self.cost}]"
@@ -96,7 +98,7 @@ def one_by_one(first: Stepper, prompts, tokenizer, protocol, max_new_tokens, str
         del stepper  # the cache is not held while the caller reads the answer
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         for text, tokens in zip(texts, answers, strict=True):
-            yield Answer(text, tokens, stats, taken, spent)
+            yield Answer(text, tokens, stats, taken, spent, len(rows))
             spent = 0.0
 
 

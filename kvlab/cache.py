@@ -14,7 +14,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from .bound import Bound
 from .devices import check_loaded
 from .foreign import FOREIGN
-from .hybrid import check_batch, check_no_gaps, forget, keep_states, moved_by_gaps, refuse_crop, states_of
+from .hybrid import check_no_gaps, forget, keep_states, moved_by_gaps, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .layer import Layer
 from .layers import make_layers
@@ -24,7 +24,7 @@ from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
 from .modes import keeping
 from .one_thread import OneThread
-from .parameters import check_kind, check_rows
+from .parameters import check_batch, check_kind, check_rows
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .stats import Stats, stats_of
@@ -118,10 +118,12 @@ class KVCache(Bound):
         self.thread.enter()
         if self._began is None or at <= self._reached:
             again = self.attending[0].rereading is not None
+            given = given_to(body, args, kwargs)
             if not again:
                 self.check_whole()
+                check_batch(len(given[0]), len(self.lengths))
             if self.switch.tokens is not None:
-                self.switch.check(self, *given_to(body, args, kwargs))
+                self.switch.check(self, *given)
             if not again:
                 if self.stepped:
                     end(self)  # a caller that says where a prompt ends has ended a bare one
@@ -131,7 +133,6 @@ class KVCache(Bound):
                 check_fed(self, body, args, kwargs)
             if self.gapless:
                 keep_states(self.layers)
-                check_batch(len(given_to(body, args, kwargs)[0]), self.lengths)
                 check_no_gaps(
                     self.gapless, fed_to(body, args, kwargs)[1], self.get_seq_length(), self.lengths
                 )

@@ -182,10 +182,11 @@ class Stepper:
             check_mask(mask, ids)
             mask = mask.to(ids)
             padded = padded or not bool(mask.all())
-        if self.mask is None and padded and not self.cache.prefilling and not bool(mask.any(-1).all()):
-            raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
         all_ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
         all_mask = mask if self.mask is None else torch.cat([self.mask, mask], dim=1)
+        first = self.mask is None or any(layer.in_prompt for layer in getattr(self.cache, "attending", ()))
+        if first and padded and not self.cache.prefilling and not bool(all_mask.any(-1).all()):
+            raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
         longest = int(all_mask.sum(-1).max()) if padded else all_ids.shape[1]
         if self.ids is None or not self.cache.renumbers:
             self.check_room(longest)

@@ -73,12 +73,6 @@ def moved_by_gaps(layers) -> str | None:
     return None
 
 
-def check_batch(rows: int, lengths: Sequence[int]) -> None:
-    """ValueError, before a state has changed, for a pass of other rows than the cache holds."""
-    if lengths and rows != len(lengths):
-        raise ValueError(f"batch of {rows} rows, but the cache holds {len(lengths)}: use reset()")
-
-
 def check_no_gaps(what: str, mask: Tensor | None, seen: int, lengths: Sequence[int]) -> None:
     """ValueError for a padding mask `[batch, tokens seen + new]` with padding between a row's tokens, or with
     a row that begins after a pass of one column, which transformers' states take for a token; what: see

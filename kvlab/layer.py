@@ -132,8 +132,6 @@ class Layer(Contents):
         """A pass begins: append its K and V. ValueError for those that do not fit."""
         self.given, self.moved_bytes, self.is_initialized = given, 0, True
         batch, heads, tokens, width = given.keys.shape
-        if self.lengths and batch != len(self.lengths):
-            raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
         if not self.lengths and heads * self.ranks == self.shape.kv_heads:
             self.kv_heads = self.table.kv_heads = heads  # all of them, or this process's
         if (heads, width) != (self.kv_heads, self.shape.head_dim):

@@ -74,6 +74,12 @@ def check_rows(name: str, rows, count: int) -> None:
         raise ValueError(f"{name} is {rows.dtype} {tuple(rows.shape)}: expected {held}")
 
 
+def check_batch(rows: int, held: int) -> None:
+    """ValueError for a pass of other rows than a cache holds, if it holds any."""
+    if held and rows != held:
+        raise ValueError(f"batch of {rows} rows, but the cache holds {held}: use reset()")
+
+
 def check_file(path) -> None:
     """ValueError for an existing path that is no file: opening a pipe would wait for ever."""
     if Path(path).exists() and not Path(path).is_file():

@@ -112,7 +112,7 @@ class State:
             for name in getattr(named, kind, ()):
                 if hasattr(self, name) or any(name in getattr(self, each) for each in kinds):
                     raise ValueError(f"{type(named).__name__}: {kind} names {name!r}, which is taken")
-            setattr(self, kind, (*getattr(self, kind), *getattr(named, kind, ())))
+                setattr(self, kind, (*getattr(self, kind), name))
         for name in (*self.per_row, *self.per_slot, *self.states, *self.shared):
             setattr(self, name, None)
 

@@ -234,8 +234,6 @@ def join(layer, given: Recorded) -> None:
     """A piece joins those before it, as one pass."""
     raw = layer.raw or replace(given, **{n: getattr(given, n)[:, :, :0] for n in PARTS})
     batch, _, seen = raw.keys.shape[:3]
-    if batch != len(given.keys):
-        raise ValueError(f"batch of {len(given.keys)} rows, but the cache holds {batch}: use reset()")
     before = raw.visibility.real(batch, seen, 0)[1] if seen else None
     given.visibility.real(batch, given.keys.shape[2], seen, before)
     parts = {name: torch.cat([getattr(raw, name), getattr(given, name).detach()], 2) for name in PARTS}

@@ -84,6 +84,7 @@ def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protoc
     finally:
         model.generation_config.eos_token_id = before
     assert [one.tokens for one in found] == [one.tokens for one in alone] != [one.tokens for one in first]
+    assert all(("questions at once: " in one.cost) == (one.at_once > 1) for one in found + alone)
 
 
 def test_recompute_answers_at_once_as_alone_where_windows_count():

@@ -73,6 +73,12 @@ def test_a_name_that_a_state_has_is_not_given_twice(kind, name):
         kvlab.make_cache(tiny("llama"), keep(0.5))
 
 
+def test_a_name_is_not_given_twice_in_one_list():
+    keep = type("Mine", (H2O,), {"per_slot": (*H2O.per_slot, "received")})
+    with pytest.raises(ValueError, match="Mine: per_slot names 'received', which is taken"):
+        kvlab.make_cache(tiny("llama"), keep(0.5))
+
+
 def test_tensors_in_a_list_by_row_are_counted():
     class Lists(TOVA):
         per_row = ("seen",)

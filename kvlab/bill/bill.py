@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 
@@ -144,7 +143,10 @@ def _specs(methods) -> list[Spec]:
         methods = METHODS
     elif isinstance(methods, str | Spec):
         methods = [methods]
-    methods = [*methods] if isinstance(methods, Iterable) else []
+    try:
+        methods = [*methods]
+    except TypeError:
+        methods = []
     if not methods or not all(isinstance(spec, str | Spec) for spec in methods):
         raise ValueError("methods: expected specs such as ['full', 'h2o:budget=0.1']")
     return [parse(spec) for spec in methods]

@@ -161,7 +161,8 @@ class InfiniGen(TopK):
         if state.projection is not None:
             state.asks = Narrow(state.projection, state.channels(query.shape[1], query.shape[3]))
         partial = state.partial_columns(keys)
-        if state.partial.length and layer.some_empty is not None:  # rows with no new token keep their own
+        if state.partial.length and layer.some_empty is not None and not state.fewer:
+            # what was exact of a row with no new token stays so (columns of a union come in another order)
             before, silent = state.partial_keys, ~real.any(2, keepdim=True)
             partial[:, :, : before.shape[2]] = before.where(silent, partial[:, :, : before.shape[2]])
         state.partial = Growing().start(layer)

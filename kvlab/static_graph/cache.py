@@ -13,7 +13,7 @@ from torch import Tensor
 from ..bound import Bound
 from ..contents import StandIn
 from ..one_thread import OneThread
-from ..parameters import check_kind, check_rows
+from ..parameters import check_batch, check_kind, check_rows
 from ..stats import Stats
 
 
@@ -88,7 +88,7 @@ class PaddedCache(Bound):
             self._open(batch)
             for row, manager in enumerate(self.managers):
                 mine = slice(None) if real is None else real[row]
-                logits = torch.zeros(tokens, self.engine.vocabulary, device="cpu")
+                logits = torch.zeros(tokens, self.engine.vocabulary, dtype=torch.float32, device="cpu")
                 if ids := input_ids[row][mine].tolist():
                     logits[mine] = torch.from_numpy(self.engine.feed(manager, ids, self.prefilling))
                 found.append(logits[-logits_to_keep:])
@@ -99,8 +99,7 @@ class PaddedCache(Bound):
         if not self.managers:
             self.managers = [self.engine.manager() for _ in range(batch)]
             self.real = self.real.new_ones(batch, 0)
-        if len(self.managers) != batch:
-            raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.managers)}: use reset()")
+        check_batch(batch, len(self.managers))
 
     def fill(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
         """Take a layer's K and V of a whole prompt, `[batch, kv_heads, tokens, D]`; layers come in order."""
