@@ -97,7 +97,7 @@ class Contents(NoTensor, CacheLayerMixin):
         twin.reorder_cache(torch.tensor(rows, device="cpu"))
         twin.check_kinds(query[:, : self.kv_heads], values)
         with suppress(ValueError):
-            for _ in range(2 + getattr(self.store, "group", 0)):  # a block of KIVI is written
+            for _ in range(2 + min(128, getattr(self.store, "group", 0))):  # KIVI writes a block
                 twin.place.speculate(twin, lambda **norm: query)
                 twin.update(query[:, : self.kv_heads], values)
                 twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)

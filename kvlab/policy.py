@@ -108,9 +108,10 @@ class State:
 
     def __init__(self, policy: Policy, named: Policy | None = None):
         self.policy, kinds = policy, ("per_row", "per_slot", "states", "shared")
+        ours = {"policy", *(name for one in type(self).__mro__ if is_ours(one) for name in vars(one))}
         for kind in kinds:
             for name in getattr(named, kind, ()):
-                if hasattr(self, name) or any(name in getattr(self, each) for each in kinds):
+                if name in ours or any(name in getattr(self, each) for each in kinds):
                     raise ValueError(f"{type(named).__name__}: {kind} names {name!r}, which is taken")
                 setattr(self, kind, (*getattr(self, kind), name))
         for name in (*self.per_row, *self.per_slot, *self.states, *self.shared):

@@ -15,7 +15,7 @@ class Slots:
     count: slots in use. seen: tokens fed so far, padding included. lengths: real tokens seen, per row.
     rows_held: real tokens held, per row. moved: positions `[batch, 1 or kv_heads, slots]`, -1 for none, or
     None while slot j holds token j in every row. newest: whether every head holds the newest token of a row.
-    aligned: whether the last slots hold what was fed last, in every row.
+    aligned: whether the last slots hold what was fed last, in every row. fed: real tokens of the last pass.
     """
 
     def __init__(self, kv_heads: int):
@@ -23,6 +23,7 @@ class Slots:
         self.count = self.seen = 0
         self.lengths: list[int] = []
         self.rows_held: list[int] = []
+        self.fed: list[int] = []
         self.moved: Tensor | None = None
         self.newest = self.aligned = True
         self.device: torch.device | None = None
@@ -38,7 +39,7 @@ class Slots:
     def append(self, real: Tensor | None, counts: list[int], tokens: int, device: torch.device) -> None:
         """Take `tokens` new slots; real bool `[batch, tokens]` or None: which of them hold a token; counts:
         how many, per row."""
-        self.device = device
+        self.device, self.fed = device, counts
         before = self.lengths or [0] * len(counts)
         if real is not None or self.moved is not None:
             self._append_positions(len(before), real, tokens)
@@ -60,7 +61,7 @@ class Slots:
             self.newest = True
             self.rows_held = [held + 1 for held in self.rows_held]
             self.count += 1
-        self.lengths = [seen + 1 for seen in self.lengths]
+        self.lengths, self.fed = [seen + 1 for seen in self.lengths], [1] * len(self.lengths)
         self.seen += 1
 
     def _append_positions(self, batch: int, real: Tensor | None, tokens: int) -> None:

@@ -19,6 +19,7 @@ prompt ends before the next single token, or when the cache is used otherwise (`
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import replace
 
@@ -117,11 +118,20 @@ def end(cache) -> None:
 
 def check_begun(cache) -> None:
     """ValueError if the prompt ends before a row has a token, where it decides what the row may hold."""
-    if 0 in cache.lengths and any(layer.evicts or layer.place.learns for layer in cache.attending):
+    if 0 in cache.lengths and any(map(_decided, cache.attending)):
         raise ValueError(
             f"attention_mask: row {cache.lengths.index(0)} has a prompt of 0 tokens, and when it ends the "
             "cache decides what the row may hold; expected a token in every row"
         )
+
+
+def _decided(layer) -> bool:
+    """Whether the end of a prompt decides more about a row than a later pass can: a share of it may be held,
+    it is compressed once, or a fetch learns from it."""
+    keep, fetch = layer.keep.policy, getattr(layer.place.policy, "fetch", None)
+    if layer.evicts and (keep.once or keep.budget < 1):
+        return True
+    return layer.place.learns and (fetch is None or fetch.speculates)
 
 
 def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
@@ -131,12 +141,12 @@ def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
     if not (layer.in_prompt and layer.later):
         return policy.chosen(view)
     steps = [now - then < 2 for then, now in zip(layer.later, layer.lengths, strict=True)]
-    before, keep.shares = dict(vars(keep)), None
+    before, keep.shares = copy.deepcopy(keep) if any(steps) else None, None
     slots, most = policy.chosen(view)
-    if not any(steps):
+    if before is None:
         return slots, most
     of_turn = dict(vars(keep))
-    vars(keep).update(before)
+    vars(keep).update(vars(before))
     layer.in_prompt = False
     stays, held = policy.chosen(view)
     layer.in_prompt = True

@@ -1,6 +1,5 @@
 """Numbers outside of what a format holds: right within the format's error, or one line, in every dtype."""
 
-import contextlib
 import copy
 import random
 
@@ -10,20 +9,10 @@ from drawn import FORMS
 from every import LINKED
 from families.models import family
 from families.profiles import profiled
-from tiny import EACH, SAME, prompt, tiny
+from tiny import EACH, SAME, prompt, refusing, tiny
 
 import kvlab
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Rotated, Smoothed
-
-
-@contextlib.contextmanager
-def refusing(why: str):
-    """Nothing is raised, or a ValueError that says why."""
-    try:
-        yield
-    except ValueError as error:
-        assert why in str(error)
-
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1e-42, 1e-9, 1.0, 300.0, 3e3, 1e4, 6.5e4, 1e6, 1e37)

@@ -10,7 +10,7 @@ import torch
 from every import COMPOSED, EVERY, make
 from families.models import family
 from fuzz.alone import bare
-from tiny import left_padded, prompt, tiny
+from tiny import left_padded, prompt, refusing, tiny
 
 import kvlab
 from kvlab.keep import Keep
@@ -246,6 +246,31 @@ def test_for_a_row_with_at_most_one_token_in_it_there_is_no_turn(spec, tokens):
     torch.testing.assert_close(*found, atol=1e-3, rtol=0, msg=f"seed {seed}")
 
 
+def test_a_keep_that_writes_in_place_chooses_once_for_each_row():
+    """In a turn in which one row has a token and another several."""
+
+    class Tired(Keep):
+        per_slot = ("often",)
+
+        def observe(self, layer, received):
+            new = torch.zeros_like(layer.slot_positions)
+            if layer.state.often is not None:
+                new[..., : layer.state.often.shape[2]] = layer.state.often
+            layer.state.often = new
+
+        def score(self, layer):
+            return ((layer.state.often.add_(1) + layer.slot_positions) % 5).float()
+
+    model, ids, more = tiny("llama", dtype=torch.float64), prompt(12, 2), prompt(4, 2, seed=1)
+    together, alone = (kvlab.Stepper(model, kvlab.KVCache(model, keep=Tired(6))) for _ in "ab")
+    together.feed(ids)
+    alone.feed(ids[:1])
+    bare(together, model, more, torch.tensor([[0, 0, 0, 1], [1, 1, 1, 1]]))
+    alone.feed(more[:1, -1:])
+    for token in prompt(5, 2, seed=2).split(1, 1):
+        torch.testing.assert_close(together.feed(token)[:1], alone.feed(token[:1]), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("spec", [one for one in EVICTING if " in " not in one])
 def test_a_prompt_does_not_end_before_a_row_has_a_token(spec):
     """What its row may hold would be a share of nothing."""
@@ -253,13 +278,16 @@ def test_a_prompt_does_not_end_before_a_row_has_a_token(spec):
     mask = torch.ones_like(ids)
     mask[1] = 0
     stepper = kvlab.Stepper(model, make(model, spec))
-    with pytest.raises(ValueError, match="row 1 has a prompt of 0 tokens"), stepper.cache.prefill():
+    with refusing("row 1 has a prompt of 0 tokens"), stepper.cache.prefill():
         stepper.feed(ids, mask)
+    if stepper.cache.layers[0].in_prompt:
+        with pytest.raises(ValueError, match="a row holds no token at all"):
+            stepper.feed(ids, mask)
     alone = kvlab.Stepper(model, make(model, spec))
     for new in (more, *prompt(4, 2, seed=2).split(1, 1)):
         torch.testing.assert_close(stepper.feed(new)[1:], alone.feed(new[1:]), atol=1e-3, rtol=0)
     cache = make(model, spec)
-    with torch.no_grad(), pytest.raises(ValueError, match="row 1 has a prompt of 0 tokens"):
+    with torch.no_grad(), refusing("row 1 has a prompt of 0 tokens"):
         model(ids, attention_mask=mask, past_key_values=cache)
         cache.stats()
 

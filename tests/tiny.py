@@ -1,5 +1,6 @@
 """Tiny random models of every family, made in milliseconds, and ways to run them."""
 
+import contextlib
 import functools
 from types import SimpleNamespace
 
@@ -169,6 +170,15 @@ def fed(model, how: str | dict, ids, mask=None, steps: int = 6, fork=None):
         found = found[fork]
     later = (prompt(1, len(found), seed=step) for step in range(steps))
     return stepper.cache, torch.stack([found, *(stepper.feed(ids, last=True) for ids in later)], 1)
+
+
+@contextlib.contextmanager
+def refusing(why: str):
+    """Nothing is raised, or a ValueError that says why."""
+    try:
+        yield
+    except ValueError as error:
+        assert why in str(error)
 
 
 def left_padded(prompts: list[torch.Tensor]):

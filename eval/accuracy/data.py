@@ -50,6 +50,7 @@ def rows(asked: str, file: str) -> list[tuple[int, dict]]:
             continue
         try:
             value = from_json(said)
+            json.dumps(value, ensure_ascii=False).encode()  # an escape may be half of a character
         except ValueError as error:
             at, what = line + getattr(error, "lineno", 1) - 1, getattr(error, "msg", error)
             raise Problem(
@@ -58,10 +59,6 @@ def rows(asked: str, file: str) -> list[tuple[int, dict]]:
         for one in value if listed else [value]:
             if not isinstance(one, dict):
                 raise Problem(f"{asked}: line {line}: expected a JSON object, got {str(one)[:40]!r}")
-            try:
-                json.dumps(one, ensure_ascii=False).encode()
-            except UnicodeError as error:
-                raise Problem(f"{asked}: line {line}: half of a character ({error})") from error
             found.append((line, one))
     if not found:
         raise Problem(f"{asked}: this file has no rows: expected a JSON object in every line")

@@ -13,7 +13,7 @@ from rich.console import Console
 from kvlab.extras import needs
 
 from ..core.comparable import comparable
-from ..core.errors import Failed, Problem, one_line
+from ..core.errors import Failed, Problem, describe
 from ..core.files import write_file
 from ..core.progress import Verbatim
 from ..core.results import RUN, Store
@@ -36,7 +36,7 @@ def report(measurement, store: Store, show, wanted: list) -> None:
     try:
         write(store, wanted, **how)
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        kind = f"{type(error).__name__}: {one_line(error)}"
+        kind, _ = describe(error)
         raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 
 

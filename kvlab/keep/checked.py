@@ -87,9 +87,9 @@ def slots(keep, layer, given) -> Tensor | None:
     ordered = bool(((after < 0) | ((before >= 0) & (before < after))).all())
     if not ordered or bool(((given < -1) | (given >= layer.slots)).any()):
         _refuse(keep, "choose", layer, f"expected slots below {layer.slots} in order, -1 behind them")
-    newest = positions == positions.amax(-1, keepdim=True)
-    there = (newest.gather(2, given.clamp(min=0)) & (given >= 0)).any(-1)
-    if keep.newest_stays and not bool(there.all()):
+    last = positions.amax(-1, keepdim=True)
+    there = ((positions == last).gather(2, given.clamp(min=0)) & (given >= 0)).any(-1)
+    if keep.newest_stays and not (there | (last[..., 0] < 0)).all():  # a row without tokens has none
         _refuse(keep, "choose", layer, "the newest token must stay (or newest_stays be False)")
     return given
 

@@ -33,7 +33,8 @@ class KeepState(State):
 
     def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
         by_head = {name: getattr(self, name) for name in ("shares", "threshold")}
-        odd = [name for name, x in by_head.items() if x is not None and tuple(x.shape) != (batch, heads)]
+        fits = lambda x: x is None or (isinstance(x, Tensor) and x.shape == (batch, heads))
+        odd = [name for name, x in by_head.items() if not fits(x)]
         return f"{odd[0]} is of another shape" if odd else super().odd(batch, heads, slots, numbers)
 
     def cover(self, slots: int) -> None:

@@ -131,15 +131,16 @@ class PipelinedState(HostState):
         self.commit(layer)
         self._lie(layer, torch.device("cpu"))
         keys, values = layer.store.parts()
-        new = self.new_tokens(layer, self.uncommitted)
-        past = [held - newest for held, newest in zip(layer.rows_held, new, strict=True)]
+        past = layer.rows_held
+        if self.uncommitted:
+            past = [held - new for held, new in zip(past, layer.table.fed, strict=True)]
         size = self.bytes_of(layer, past if slots is None else slots)
         self.ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
 
-    def receive(self, layer, new: list[int], slots: Tensor | None):
+    def receive(self, layer, slots: Tensor | None):
         if self.ahead is None:
             self._ask(layer, slots, "fetch")
-        self._write_back(layer, new)
+        self._write_back(layer, layer.table.fed)
         (transfer, slots), self.ahead = self.ahead, None
         with layer.timed("stall"):
             self.staged = transfer.wait()

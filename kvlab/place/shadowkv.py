@@ -201,7 +201,7 @@ class ShadowState(DeviceState):
     def read(self, layer, query: Tensor):
         if layer.in_prompt:
             values = layer.store.read(query.device)[1]
-            before = sum(layer.rows_held) - int((layer.slot_positions[:, 0, -query.shape[2] :] >= 0).sum())
+            before = sum(layer.rows_held) - sum(layer.table.fed)
             self.fetched_bytes = before * layer.kv_heads * layer.store.bytes_per_slot
             layer.moved_bytes += self.fetched_bytes
             return Packed.of_numbers(self.raw, values), None

@@ -95,9 +95,8 @@ class HostState(DeviceState):
         self.fetched_bytes = 0
         if (layer.later or not layer.in_prompt) and fetch.on_device(self.view(layer)):
             return self.all_here(layer, query.device), None
-        new = self.new_tokens(layer, query.shape[2])
-        layer.moved_bytes += self.bytes_of(layer, new)  # written back
-        held, slots = self.receive(layer, new, slots)
+        layer.moved_bytes += self.bytes_of(layer, layer.table.fed)  # written back
+        held, slots = self.receive(layer, slots)
         layer.moved_bytes += self.fetched_bytes
         if not self.reads_all(layer, query):
             return held, slots
@@ -109,20 +108,13 @@ class HostState(DeviceState):
         """The store, if no transfer is needed."""
         return layer.store
 
-    def receive(self, layer, new: list[int], slots: Tensor | None):
-        """The tokens that the pass attends to, past ones in these slots (None: all) and the newest, of which
-        each row has `new`; and the slots of both. Sets `fetched_bytes`."""
-        past = [held - newest for held, newest in zip(layer.rows_held, new, strict=True)]
+    def receive(self, layer, slots: Tensor | None):
+        """The tokens that the pass attends to, past ones in these slots (None: all) and the newest; and the
+        slots of both. Sets `fetched_bytes`."""
+        past = [held - new for held, new in zip(layer.rows_held, layer.table.fed, strict=True)]
         self.fetched_bytes = self.bytes_of(layer, past if slots is None else slots)
         slots = self.with_newest(layer, slots)
         return (layer.store if slots is None else layer.store.pick(slots)), slots
-
-    @staticmethod
-    def new_tokens(layer, tokens: int) -> list[int]:
-        """How many of a pass's last `tokens` columns hold a token, per row."""
-        if layer.table.moved is None:
-            return [tokens] * len(layer.lengths)
-        return (layer.slot_positions[:, 0, layer.slots - tokens :] >= 0).sum(-1).tolist()
 
     @staticmethod
     def with_newest(layer, slots: Tensor | None) -> Tensor | None:

@@ -12,6 +12,7 @@ rows that it writes the manager takes those that are of real tokens, by one copy
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -102,7 +103,7 @@ class StaticGraphEngine:
     def _made(self, width: int, afresh: bool) -> _Graph:
         """The graph of so many tokens from its folder, exported first when it is not there, or afresh."""
         spec = GraphSpec(self.digest, self.form, width, self.numbers, scales_digest(self.scales))
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() if afresh else nullcontext() as folder:
             path = graph_file(self.model, spec, self.scales, Path(folder) if afresh else self.cache)
             made = session(path, self.length, width, self.threads)
         return _Graph(made, weights(self.model), sequence_names(self.shape.layers, self.parts))

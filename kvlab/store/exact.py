@@ -78,7 +78,7 @@ def check_own(form: Exact, width: int) -> None:
         each = parts[: len(parts) - form.fixed_parts]
         back = form.decode(parts, x.dtype)
         found = [*(tuple(part.shape[:3]) for part in each), (*back.shape, back.dtype)]
-        if type(parts) is not tuple or any(len(part) != 2 for part in parts[len(each) :]):
+        if not isinstance(parts, tuple) or any(len(part) != 2 for part in parts[len(each) :]):
             raise TypeError("write and fix return tuples of tensors, those of fix [batch, ...]")
     except Exception as error:
         raise ValueError(f"{type(form).__name__}: {kind_and_line(error)}") from error
