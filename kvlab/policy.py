@@ -112,7 +112,9 @@ class State:
         for kind in kinds:
             for name in getattr(named, kind, ()):
                 if name in ours or any(name in getattr(self, each) for each in kinds):
-                    raise ValueError(f"{type(named).__name__}: {kind} names {name!r}, which is taken")
+                    raise ValueError(
+                        f"{type(named).__name__}: {kind} names {name!r}, which is taken: name it otherwise"
+                    )
                 setattr(self, kind, (*getattr(self, kind), name))
         for name in (*self.per_row, *self.per_slot, *self.states, *self.shared):
             setattr(self, name, None)

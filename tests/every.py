@@ -2,7 +2,7 @@
 
 import torch
 from families.profiles import SETTINGS, profiled
-from tiny import EACH, prompt
+from tiny import EACH, prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, AdaKV, KeyDiff, Sinks
@@ -66,3 +66,6 @@ def decoded(model, spec: str):
             stepper.fork(torch.tensor([1, 0, 1]))
         found.append(stepper.feed(prompt(1, rows=3 if step else 2, seed=step)))
     return found, cache
+
+
+EVICTING = [spec for spec in EVERY if "kvzip" not in spec and make(tiny("llama"), spec).layers[0].evicts]
