@@ -165,10 +165,12 @@ class Appends(Buffered):
 
     def still(self) -> bool:
         """Whether its slots are for the same tokens as well: padding may have come, or gone."""
+        if not super().still():
+            return False
         moved, mine = self.layer.table.moved, self.positions
         if mine is None or moved is None:
-            return moved is None and mine is None and super().still()
-        return (moved.data_ptr() == mine.data_ptr() or mine.equal(self.foreseen())) and super().still()
+            return moved is mine
+        return moved.data_ptr() == mine.data_ptr() or mine.equal(self.foreseen())
 
     def ready(self) -> bool:
         """Whether the next step can be done this way."""

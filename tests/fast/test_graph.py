@@ -159,6 +159,16 @@ def test_padding_in_a_later_pass_is_seen_by_no_step(spec, padded):
     same(tiny("llama", dtype=torch.float64), spec, padded=padded, after=after, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_a_turn_may_be_longer_than_the_room_behind_a_step(name, monkeypatch):
+    monkeypatch.setattr("kvlab.fast.moves.LEAST_ROOM", 8)
+
+    def turn(stepper):
+        stepper.feed(torch.arange(2, 22).expand(2, -1))
+
+    same(family(name).double(), "full", padded=3, after={6: turn}, tolerance=1e-4)
+
+
 @pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=0.4", BLOCKS])
 def test_a_prompt_that_was_read_under_autocast(spec):
     ids, found = torch.randint(2, 90, (2, PROMPT + 6), generator=torch.Generator().manual_seed(2)), []

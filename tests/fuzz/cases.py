@@ -54,7 +54,8 @@ METHODS |= {
     "shadowkv": "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
 }
 MORE = {  # further settings of a method, and the models they run on, which take turns with the first
-    "full": [("full", "fp32"), ("full", "compiled"), ("full", "window"), ("full", "graph")],
+    "full": [("full", "fp32"), ("full", "compiled"), ("full", "window"), ("full", "graph"),
+             ("full", "graph, window")],
     "static": [("static", "fp32"), ("static", "graph")],
     "int8": [("int8", "fp32"), ("int8", "compiled"), ("int8:group=4", "graph")],
     "kivi2": [("kivi2:group=4,recent=6", "graph"), ("kivi2:group=5,recent=3", "graph")],
@@ -94,6 +95,7 @@ MODELS = {  # three KV heads, two query heads each -> (family, dtype, what diffe
     "compiled": ("llama", torch.float32, {"head_dim": 32}),
     "graph": ("llama", torch.float64, {}),  # captured steps: on a CPU they are recorded (fast/replayed.py)
     "window": ("mistral", torch.float64, {"sliding_window": 7}),
+    "graph, window": ("mistral", torch.float64, {"sliding_window": 7}),
     "padded": ("llama", torch.float32, None),  # its engine computes in fp32
 }
 
@@ -159,7 +161,7 @@ def _model(kind: str):
     if kind == "compiled" and lodger() is not None:
         model = compiled(copy.deepcopy(model))
         assert engine_of(model) == "compiled"
-    if kind == "graph" and lodger() is not None:
+    if kind.startswith("graph") and lodger() is not None:
         from kvlab.fast import graph
 
         if not torch.cuda.is_available():

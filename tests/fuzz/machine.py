@@ -214,7 +214,9 @@ class Machine(RuleBasedStateMachine):
                 return
             written = min(written, 0)
         evicts = any(getattr(layer, "evicts", False) for layer in stepper.cache.layers)
-        left = self.case.kind == "window" and self.longest > 7
+        left = "window" in self.case.kind and self.longest > 7
+        if left and "graph" in self.case.kind:  # what left the window may be there, until an eager step
+            return
         if evicts or left:
             try:
                 stepper.cache.crop(-count)
@@ -372,6 +374,8 @@ def run(case: Case, examples: int, steps: int, seed: int | None = None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if lodger() is not None:
             patch.setattr("kvlab.fast.graph.FIRST", 0)  # every step that can be is captured
+            for where in ("moves", "blocks"):  # turns are longer than the room behind a captured step
+                patch.setattr(f"kvlab.fast.{where}.LEAST_ROOM", 8)
         stateful.run_state_machine_as_test(factory, settings=wanted)
 
 
