@@ -26,7 +26,7 @@ class Bound(Cache):
     stepped = False  # whether the caller says where a prompt ends (see `turns.py`)
     lengths: Sequence[int] = ()  # real tokens seen, per row
     attending: Sequence = ()  # layers that hold K and V
-    gapless: str | None = None  # what padding between a row's tokens would change; None: nothing
+    gapless = False  # whether padding between a row's tokens would change the row
 
     @property
     def max_cache_len(self) -> int:

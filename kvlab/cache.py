@@ -83,7 +83,7 @@ class KVCache(Bound):
         self.attending: list[Layer] = [layer for layer in self.layers if isinstance(layer, Layer)]
         for layer in self.attending:
             layer.cache = weakref.ref(self)
-        self.gapless = moved_by_gaps(self.layers)
+        self.gapless = moved_by_gaps(self.layers) is not None
 
     @property
     def model(self):
@@ -133,9 +133,8 @@ class KVCache(Bound):
                 check_fed(self, body, args, kwargs)
             if self.gapless:
                 keep_states(self.layers)
-                check_no_gaps(
-                    self.gapless, fed_to(body, args, kwargs)[1], self.get_seq_length(), self.lengths
-                )
+                mask = fed_to(body, args, kwargs)[1]
+                check_no_gaps(self.layers, mask, self.get_seq_length(), self.lengths)
             self._check_marks(body.config)
             self._began = -1 if again else self.get_seq_length()
             self._called, self.fed = at, True

@@ -73,15 +73,17 @@ def moved_by_gaps(layers) -> str | None:
     return None
 
 
-def check_no_gaps(what: str, mask: Tensor | None, seen: int, lengths: Sequence[int]) -> None:
+def check_no_gaps(layers, mask: Tensor | None, seen: int, lengths: Sequence[int]) -> None:
     """ValueError for a padding mask `[batch, tokens seen + new]` with padding between a row's tokens, or with
-    a row that begins after a pass of one column, which transformers' states take for a token; what: see
-    `moved_by_gaps`; lengths: real tokens seen, per row. Another mask of these is refused elsewhere."""
+    a row that begins after a pass of one column, which transformers' states take for a token; layers: some
+    are `moved_by_gaps`; lengths: real tokens seen, per row. Another mask of these is refused elsewhere."""
     if isinstance(mask, Tensor) and mask.dim() == 2:
         real = mask.bool()
         if seen and real[:, :seen].sum(-1).tolist() != [*lengths]:
             return
-        if real.shape[1] == seen + 1 and "state" in what and not bool(real.any(-1).all()):
+        what = moved_by_gaps(layers)
+        states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+        if states and real.shape[1] == seen + 1 and not bool(real.any(-1).all()):
             raise ValueError(
                 f"padding before a row's first token, in a pass of one column, {what}: expected passes of at "
                 "least two"

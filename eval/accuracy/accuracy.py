@@ -141,8 +141,7 @@ class Accuracy(Pooled):
 
     def _check_told(self) -> None:
         """Problem for settings that none of the tasks reads."""
-        self._check_names(self.tasks)  # members of groups among them
-        unread = [name for name in arguments(self.metadata) if name not in settings.ANYWHERE]
+        unread = self._check_names(self.tasks)  # members of groups among them
         made = lambda task: (
             task.startswith(settings.MADE) or (not _is_ours(task) and taskset.is_made(task, self.sources))
         )
@@ -164,11 +163,12 @@ class Accuracy(Pooled):
                 "as recall_em"
             )
 
-    def _check_names(self, tasks: Collection[str]) -> None:
-        """Problem for a name in --metadata that none of these tasks knows."""
+    def _check_names(self, tasks: Collection[str]) -> list[str]:
+        """The names in --metadata that not every task reads; Problem for one that none of these knows."""
         others = [task for task in tasks if not _is_ours(task)]
         names = [name for name in arguments(self.metadata) if name not in settings.ANYWHERE]
         settings.check([task for task in tasks if _is_ours(task)], others, names)
+        return names
 
     def until(self, task: str) -> str | None:
         """The text before which a task's prompts are cut, if its user sets one."""
@@ -236,12 +236,10 @@ class Accuracy(Pooled):
     def cells(self) -> list[Cell]:
         from kvlab.devices import read_map
 
-        settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
-        settings |= {"evict": eviction(self.protocol, self.evict)}
-        settings |= self.prompting | {"gen_kwargs": self.gen_kwargs, "model_args": self.model_args}
-        settings |= {"metadata": self.metadata}
-        settings |= {"context_until": self.context_until}
-        settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
+        # `batch_size` and `threads` decide about last digits: see docs/promises.md
+        said = ("protocol", "num_fewshot", "seed", "gen_kwargs", "model_args", "metadata", "context_until")
+        settings = {name: getattr(self, name) for name in (*said, "batch_size", "threads")}
+        settings |= self.prompting | {"evict": eviction(self.protocol, self.evict)}
         settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
         settings |= {"device_map": read_map(self.device_map)} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
