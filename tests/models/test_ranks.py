@@ -1,6 +1,7 @@
 """Tensor parallelism: two processes that share a model's heads give what one gives, method by method."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,36 +30,23 @@ NINE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}
 ROUNDED = 1e-3  # of coarse formats, whose codes may move with the last bit of a sum
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict:
-    """{(rank, method): what it found}."""
-    folder = tmp_path_factory.mktemp("split")
-    tiny("llama", "sdpa").save_pretrained(folder)
-    done = torchrun(str(TESTS / "split.py"), str(folder), *SPECS, *TOGETHER, *WHOLE)
+def test_two_processes_give_what_one_gives_or_refuse_it(tmp_path):
+    """Refused is what needs all heads, or the whole model."""
+    tiny("llama", "sdpa").save_pretrained(tmp_path)
+    refused = dict.fromkeys(TOGETHER, "all KV heads share numbers in this format")
+    refused |= dict.fromkeys(WHOLE, "split among processes")
+    done = torchrun(str(TESTS / "split.py"), str(tmp_path), *SPECS, *refused)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {(line["rank"], line["method"]): line for line in lines}
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_two_processes_give_what_one_gives(found, spec):
-    for rank in (0, 1):
+    found = {(line["rank"], line["method"]): line for line in lines}
+    for rank, spec in product((0, 1), SPECS):
         line = found[rank, spec]
-        assert line["apart"] < ROUNDED
-        assert line["heads"] == 1  # of two
+        assert line["apart"] < ROUNDED and line["heads"] == 1, spec  # of two
         one, here, together = line["held"]
-        assert here < one and together == sum(found[r, spec]["held"][1] for r in (0, 1))
-
-
-REFUSED = [(spec, "all KV heads share numbers in this format") for spec in TOGETHER]
-REFUSED += [(spec, "split among processes") for spec in WHOLE]
-
-
-@pytest.mark.parametrize("spec, why", REFUSED)
-def test_what_needs_all_heads_or_the_whole_model_is_refused(found, spec, why):
-    for rank in (0, 1):
+        assert here < one and together == sum(found[r, spec]["held"][1] for r in (0, 1)), spec
+    for rank, spec in product((0, 1), refused):
         told = found[rank, spec]["refused"]
-        assert why in told and "\n" not in told
+        assert refused[spec] in told and "\n" not in told
 
 
 def test_one_process_is_refused(monkeypatch):
