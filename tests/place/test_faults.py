@@ -86,29 +86,6 @@ def test_a_link_in_a_forked_process_says_so_at_once(monkeypatch):
         stepper.feed(prompt(1))
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
-    model, ids = tiny("llama"), prompt(20)
-    right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
-    stepper = begun(model, "offload:link=1e8", ids)
-    cache = stepper.cache
-    waits, original = [], kvlab.place.Transfer.wait
-
-    def wait(self):
-        if self.toward == "device" and self.layer == layer and not waits:
-            waits.append(self)
-            raise KeyboardInterrupt
-        return original(self)
-
-    monkeypatch.setattr(kvlab.place.Transfer, "wait", wait)
-    with pytest.raises(KeyboardInterrupt):
-        stepper.feed(prompt(1))
-    with pytest.raises(RuntimeError, match="broke off"):
-        stepper.feed(prompt(1))
-    cache.reset()
-    assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
-
-
 def nothing(work):
     """Says that it is done, and has done nothing."""
     return None
