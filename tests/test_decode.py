@@ -39,9 +39,6 @@ def test_prompts_that_cannot_be():
     def decode(ids, new=2, mask=None, spec="full"):
         return kvlab.decode(model, ids, kvlab.make_cache(model, spec), new, attention_mask=mask)
 
-    for empty in (torch.zeros(1, 0, dtype=torch.long), torch.zeros(0, 4, dtype=torch.long), prompt(4)[0]):
-        with pytest.raises(ValueError, match="expected \\[batch, tokens\\], not empty"):
-            decode(empty)
     for spec in ("full", "recompute", "h2o"):
         with pytest.raises(ValueError, match="context of 128"):
             decode(prompt(129), spec=spec)
@@ -50,8 +47,6 @@ def test_prompts_that_cannot_be():
     assert decode(prompt(120), new=9).tokens.shape == (1, 9)
     with pytest.raises(ValueError, match="max_new_tokens=0"):
         decode(prompt(4), new=0)
-    with pytest.raises(ValueError, match="attention_mask has shape"):
-        decode(prompt(4), mask=torch.ones(1, 3))
     with pytest.raises(ValueError, match="no token at all"):
         decode(prompt(4, rows=2), mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
     with pytest.raises(ValueError, match="static: 10 tokens do not fit into a buffer of length=8"):

@@ -13,23 +13,11 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.keep import Keep
+from kvlab.methods import CHOSEN, METHODS
 
 HOW = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 WINDOW = {name: ",window=4" for name in ("snapkv", "pyramidkv", "rkv")}
-KEPT = [
-    "h2o",
-    "tova",
-    "sinks",
-    "snapkv",
-    "keydiff",
-    "lagkv",
-    "expected",
-    "pyramidkv",
-    "rkv",
-    "adakv",
-    "random",
-    "d2o",
-]
+KEPT = [name for name, one in METHODS.items() if one.family == CHOSEN and name != "kvzip"]  # one prompt
 
 
 def held(cache):
