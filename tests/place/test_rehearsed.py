@@ -10,6 +10,7 @@ import torch
 from tiny import begun, prompt, tiny
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import kvlab
 from kvlab.calibrate.fold import fold
@@ -45,6 +46,35 @@ def test_no_keys_and_values_are_computed_twice(name):
     blocks = blocks_of(model)
     query = sum(attention_of(block).q_proj.weight.numel() for block in blocks[2:])
     assert weights_of(model, "infinigen", ids) - weights_of(model, "full", ids) == query
+
+
+def test_what_is_rehearsed_is_the_query_for_the_input_of_the_block_before(monkeypatch):
+    """From there on, what is fetched is compared in tests/reference."""
+    model, inputs, asked = copy.deepcopy(tiny("llama", num_hidden_layers=4)), {}, {}
+    cache, blocks = kvlab.make_cache(model, "infinigen:budget=9,full_layers=1"), model.model.layers
+    for index, block in enumerate(blocks):
+        block.register_forward_pre_hook(
+            lambda _, args, kwargs, index=index: inputs.update(
+                {index: (args[0], kwargs["position_embeddings"])}
+            ),
+            with_kwargs=True,
+        )
+    goes_on = cache.speculate
+    noted = lambda index, query: asked.update({index: query()}) or goes_on(index, query)
+    monkeypatch.setattr(cache, "speculate", noted)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(31, rows=2))
+    for step in range(3):
+        stepper.feed(prompt(1, rows=2, seed=step))
+        assert asked.keys() == {1, 2, 3}
+        for index, query in asked.items():
+            hidden, (cos, sin) = inputs[index - 1]
+            block = blocks[index]
+            right = (
+                block.self_attn.q_proj(block.input_layernorm(hidden)).unflatten(-1, (4, -1)).transpose(1, 2)
+            )
+            assert torch.allclose(query, apply_rotary_pos_emb(right, right, cos, sin)[0], atol=1e-5)
+        asked.clear()
 
 
 @pytest.mark.parametrize("variant", ["paper", "official-accuracy"])

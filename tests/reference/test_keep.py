@@ -186,15 +186,3 @@ def test_what_stays_has_taken_up_what_went(method, follow, head_dim, group, monk
                 if thresholds[head] is not None:
                     assert float(threshold[index, head]) == pytest.approx(thresholds[head], abs=1e-5)
     assert merged > 5
-
-
-@pytest.mark.parametrize("spec", ["h2o:budget=13", "tova:budget=13", "sinks:budget=13"])
-def test_what_goes_copies_nothing_but_what_moves(spec):
-    """One buffer serves from the first step to the last, with room for the token that comes."""
-    run = Driven(spec, (33, 30), head_dim=32, noted=False)
-    buffers = []
-    run.run(lambda step, layer: buffers.append(layer.store.keys[0]))
-    assert all(one is buffers[1] for one in buffers[1:])
-    assert buffers[0].shape[2] == 13 and buffers[1].shape[2] == 14
-    assert run.cache.stats().spare_bytes == 2 * 2 * 2 * 32 * 4  # of a slot: rows, heads, K and V
-    assert run.cache.layers[0].store.copies == 13

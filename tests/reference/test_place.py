@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from reference.definitions import keep, place
 from reference.driven import KV_HEADS, Driven, check, keep_all
 from reference.keeps import by_h2o, by_pool, by_topk
-from tiny import prompt
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-import kvlab
 from kvlab.attention import recorded
 from kvlab.keep import H2O
 from kvlab.models import calibration_ids
@@ -242,66 +239,6 @@ def test_infinigen_with_a_pool(policy):
     matrices = skewing(run.model)
     check(run, by_pool(0.7, policy), layer=0)
     check(run, by_pool(0.7, policy), by_infinigen(matrices[1], 5, 0.6, 0.3), layer=1)
-
-
-def test_infinigen_in_a_whole_model():
-    """The query is rebuilt from the input of the block before; three layers really choose."""
-    budget, alpha, ratio, layers = 9, 0.3, 0.35, 4
-    run = Driven(layers=layers, head_dim=20)  # for its model's shape
-    model, ids, later = run.model, prompt(31, rows=2), prompt(40, rows=2, seed=3)
-    cache = kvlab.make_cache(model, f"infinigen:budget={budget},alpha={alpha},ratio={ratio},full_layers=1")
-    inputs, fetched, keys = {}, {}, {}
-
-    def note(index):
-        def hook(block, args, kwargs):
-            inputs[index] = args[0] if args else kwargs["hidden_states"], kwargs["position_embeddings"]
-
-        return hook
-
-    def on_read(layer, held, slots, query):
-        fetched[layer.index] = slots
-        keys[layer.index] = layer.store.read(torch.device("cpu"))[0][:, :, :-1]
-
-    blocks = model.model.layers
-    hooks = [b.register_forward_pre_hook(note(i), with_kwargs=True) for i, b in enumerate(blocks)]
-    matrices, asked_by = skewing(model), recorded(model, ids)
-    for layer in cache.layers:
-        layer.on_read = on_read
-    stepper, counts = kvlab.Stepper(model, cache), set()
-    stepper.feed(ids)
-    try:
-        for step in range(40):
-            stepper.feed(later[:, step : step + 1])
-            assert fetched[0] is None
-            for index in range(1, layers):
-                hidden, (cos, sin) = inputs[index - 1]
-                block = blocks[index]
-                with torch.no_grad():
-                    query = block.self_attn.q_proj(block.input_layernorm(hidden))
-                query = query.unflatten(-1, (6, 20)).transpose(1, 2)
-                query, _ = apply_rotary_pos_emb(query, query, cos, sin)
-                old = asked_by[index]
-                for row in range(2):
-                    groups = (
-                        old.query[row].unflatten(0, (KV_HEADS, 3)),
-                        query[row, :, 0].unflatten(0, (KV_HEADS, 3)),
-                    )
-                    scores = []
-                    for head, matrix in enumerate(matrices[index]):
-                        columns = place.columns(groups[0][head] @ matrix, old.keys[row, head] @ matrix, 7)
-                        past = keys[index][row, head]
-                        scores.append(
-                            [place.guess(q, past, matrix, columns, old.scaling) for q in groups[1][head]]
-                        )
-                    count = place.how_many([s for group in scores for s in group], alpha, budget)
-                    counts.add(count)
-                    for head, group in enumerate(scores):
-                        found = sorted(slot for slot in fetched[index][row, head].tolist() if slot >= 0)
-                        assert found == [*place.fetched(torch.stack(group), count), 31 + step]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert len(counts) > 3
 
 
 @pytest.mark.parametrize("method", ["topk", "infinigen"])
