@@ -9,22 +9,9 @@ from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.layer import SPARE, Layer
+from kvlab.layer import SPARE
 
 WINDOW = 7
-
-
-@pytest.fixture
-def gathered(monkeypatch):
-    """Every gathering of a store, as the number of slots that stayed."""
-    found, let_go = [], Layer.let_go
-
-    def noted(layer, slots, limits):
-        found.append(slots.shape[2])
-        let_go(layer, slots, limits)
-
-    monkeypatch.setattr(Layer, "let_go", noted)
-    return found
 
 
 @pytest.mark.parametrize("spec", [
@@ -32,7 +19,7 @@ def gathered(monkeypatch):
     "snapkv:budget=5,window=3", "topk:budget=3,link=1e12", "uvm+h2o:budget=5", "adakv:of=h2o,budget=5",
     "adakv:budget=5", "kvzip:budget=5", "infinigen:budget=3,full_layers=1,pool=5,link=1e12",
 ])  # fmt: skip
-def test_steps_hold_the_window_and_few_empty_slots(spec, gathered):
+def test_steps_hold_the_window_and_few_empty_slots(spec):
     model = tiny("mistral", sliding_window=WINDOW)
     cache, ids = kvlab.make_cache(model, spec), prompt(70)
     stepper = kvlab.Stepper(model, cache)
@@ -43,9 +30,6 @@ def test_steps_hold_the_window_and_few_empty_slots(spec, gathered):
         for layer in cache.layers:
             assert max(layer.rows_held) <= WINDOW
             assert layer.store.length <= WINDOW + (0 if exact else SPARE)
-    twice = "of=" in spec  # what the window hides, then what is not chosen
-    often = 52 * (1 + twice) if exact else 50 // SPARE + 2
-    assert 0 < len(gathered) <= often * len(cache.layers)
 
 
 @pytest.mark.parametrize("last", [0, 1, 4])
