@@ -1,6 +1,5 @@
 """The store: atomic, resumable, honest about damage; the tables have the promised fields."""
 
-import json
 import multiprocessing
 import os
 import subprocess
@@ -17,7 +16,6 @@ from eval.command import main
 from eval.core import study
 from eval.core.cells import parsed
 from eval.core.errors import Problem
-from eval.core.files import write_json
 from eval.core.measurement import Cell
 from eval.core.merge import merge
 from eval.core.results import Store
@@ -62,18 +60,6 @@ def test_a_pipe_a_folder_and_a_name_that_steers_the_terminal(store):
     (store.out / "cells" / "\x1b[2J.json").write_text("{")
     assert [one["method"] for one in store.records()] == ["int8"]
     assert len(store.lines) == 3 and all(line.isprintable() for line in store.lines)
-
-
-def test_writing_is_all_or_nothing(store, monkeypatch):
-    path = store.out / "x.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    monkeypatch.setattr("eval.core.files.os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_json(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert not list(store.out.glob(".*"))
 
 
 # several runs

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import types
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -94,31 +93,6 @@ def test_a_folder_that_lacks_a_file_is_told_before_anything_is_downloaded(start,
     with pytest.raises(SystemExit, match=re.escape(f"{name} is missing in the folder setup: unpack the")):
         start.main([option])
     assert not (setup.parent / ".venv").exists() and not (setup.parent / "start.log").exists()
-
-
-def test_what_is_damaged_is_mended_at_the_next_start(start, setup, monkeypatch, capsys):
-    """Where a file of kvlab is gone it is installed again; for a package the environment is made anew."""
-    environment = setup.parent / ".venv"
-    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    python.parent.mkdir(parents=True)
-    python.touch()
-    (environment / "kit.txt").write_text(start.digest(setup, False))
-    monkeypatch.setattr(start, "NEEDED", 0)
-    said, ran = {}, []
-
-    def run(command, **how):
-        ran.append(command[1:3])
-        return types.SimpleNamespace(returncode=said.get(command[2], 0), stdout="", stderr="")
-
-    monkeypatch.setattr(start.subprocess, "run", run)
-    monkeypatch.setattr(start, "pip", lambda python, *arguments: ran.append(["pip", arguments[-1]]))
-    start.set_up(setup.parent, False)
-    assert len(ran) == 2 and "Setting up" not in capsys.readouterr().out
-    for code, anew in ((3, False), (4, True)):
-        said[start.DAMAGE], ran[:] = code, []
-        start.set_up(setup.parent, False)
-        assert (["-m", "venv"] in ran) == anew and ["pip", str(start.wheel(setup))] in ran
-        assert "it is mended" in capsys.readouterr().out
 
 
 def test_damage_is_seen(start, tmp_path):
