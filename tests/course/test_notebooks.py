@@ -139,60 +139,6 @@ def test_the_way_through_text_keeps_every_cell():
         assert told[0] == told[1]
 
 
-def prose(source: str) -> str:
-    """A Markdown cell in which all but its sentences is blank, place by place."""
-    for kind in NO_SENTENCE:
-        source = kind.sub(lambda found: " " * len(found[0]), source)
-    return source
-
-
-NO_SENTENCE = [
-    re.compile(kind, re.M)
-    for kind in (
-        r"```[^`]*```",
-        r"<details>(?:.|\n)*?</details>",
-        r"^## References(?:.|\n)*",
-        r"\A# .*\n\n\*\*(?:.|\n)*?\*\*",  # the title and its claim
-        r"^[#|>].*$",
-        r"`[^`\n]*`",
-        r"\$\$[^$]+\$\$",
-        r"\$[^$\n]+\$",
-        r"!?\[[^\]]*\]\([^)]*\)",
-        r"(?<!\*)\*[^*\n]+\*(?!\*)",  # a title of a book
-        r"^(?:\d+\.|- [a-d]\.) (?:.|\n)*?(?=\n\n|\Z)",  # proposals and objectives
-    )
-]
-LINK = re.compile(r"\[([^\]]*)\]\(\.\./docs/glossary\.md\)")
-USUAL = {"page", "window", "link", "group"}  # a contract has pages, and a laptop windows
-GLOSSARY = [
-    [word.strip() for word in re.sub(r" \(.*?\)", "", row.split("|")[1]).split(",")]
-    for row in (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()[6:]
-    if row.startswith("| ")
-]
-
-
-@pytest.mark.parametrize("name", BOOKS)
-def test_a_word_of_the_glossary_is_a_link_where_a_chapter_first_says_it(name):
-    cells = [
-        cell.source
-        for cell in BOOKS[name].cells
-        if cell.cell_type == "markdown" and "instructor" not in cell.metadata.get("tags", [])
-    ]
-    assert len(GLOSSARY) > 50
-    for words in (words for words in GLOSSARY if not USUAL & {*words}):
-        said = [
-            re.compile(rf"(?<![\w-]){re.escape(word)}(?:s|es)?(?![\w-])", any_case * re.I)
-            for word in words
-            for any_case in [word[1:].islower() or " " in word]
-        ]
-        for source in cells:
-            plain = [found.start() for kind in said for found in kind.finditer(prose(source))]
-            links = [one.start() for one in LINK.finditer(source) if any(k.search(one[1]) for k in said)]
-            if plain or links:
-                assert links and min(links) < min(plain, default=len(source)), (words, source)
-                break
-
-
 @pytest.mark.parametrize("name", [name for name in BOOKS if name[:2] != "00"])
 def test_a_chapter_quotes_a_clause_of_the_lease_word_for_word(name):
     text = "\n".join(cell.source for cell in BOOKS[name].cells if cell.cell_type == "markdown")
