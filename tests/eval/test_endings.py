@@ -93,16 +93,6 @@ def test_a_folder_in_the_place_of_a_file(quick, tmp_path, capsys, name):
     assert line == f"error: {tmp_path / 'out' / name}: Is a directory"
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
-def test_every_error_of_the_system_is_one_line(quick, tmp_path, monkeypatch, capsys, number):
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    line = refused(capsys, ["accuracy", *quick, "0"])
-    assert line == f"error: {tmp_path / 'out' / 'run.json'}: {os.strerror(number)}"
-
-
 @pytest.mark.parametrize(
     "words",
     [["-c", "from eval.start import kvlab; kvlab()"], ["-m", "eval", "report"], ["-m", "kvlab", "ask"]],

@@ -78,7 +78,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_cells(words, tmp_path, monkeypa
     assert not (out / "partial").exists()
 
 
-def test_a_method_that_fails_costs_the_others_nothing(words, tmp_path, monkeypatch):
+def test_a_method_that_fails_costs_the_others_nothing(words, tmp_path, monkeypatch, capsys):
     """It fails in the second batch; what goes on has the others' answers, and fails again."""
     from eval.accuracy.scoring import Scorer
 
@@ -97,6 +97,8 @@ def test_a_method_that_fails_costs_the_others_nothing(words, tmp_path, monkeypat
         assert main(words) == 130
     asked.clear()
     assert main(words) == 1
+    assert "failed: h2o:budget=0.3 on recall: no room" in (said := capsys.readouterr().err)
+    assert "Traceback" not in said and "no room" in (tmp_path / "errors.log").read_text()
     made = cells(tmp_path)
     assert len(made) == 4 and not (tmp_path / "partial").exists()
     assert main(words) == 0  # the third time it does not fail

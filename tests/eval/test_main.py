@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eval.accuracy import agreement
 from eval.command import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,23 +122,6 @@ def test_two_settings_are_beside_each_other_in_one_folder(
         seen = now
     assert len(seen) == (3 if option == "--budgets" else 4)  # full has no budget
     assert capsys.readouterr().err.count("everything is there") == (3 if option == "--budgets" else 4)
-
-
-def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(quick, tmp_path, monkeypatch, capsys):
-    true_measure = agreement.measure
-
-    def failing(model, methods, *rest):
-        found = true_measure(model, methods, *rest)
-        found["full"] = ValueError("no room")
-        return found
-
-    monkeypatch.setattr(agreement, "measure", failing)
-    assert main(["accuracy", *quick, "0", "--tasks", "agreement"]) == 1
-    printed = capsys.readouterr().err
-    assert "failed: full on agreement: no room" in printed
-    assert "Traceback" not in printed
-    assert len(cells(tmp_path)) == 1
-    assert "no room" in (tmp_path / "out" / "errors.log").read_text()
 
 
 @pytest.mark.parametrize(

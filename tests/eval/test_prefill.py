@@ -75,15 +75,6 @@ def test_together_gives_what_each_method_gives_alone(asked, loaded):
         assert found[0][1:] == found[1][1:], method
 
 
-def test_a_method_that_fails_leaves_the_others_alone(asked, loaded):
-    lm = KVLabLM(loaded[0], tokenizer=loaded[1])
-    lm.together(("full", "static:length=20"))
-    assert len(lm.loglikelihood(asked.choices, disable_tqdm=True)) == len(asked.choices)
-    lm.use("static:length=20")
-    with pytest.raises(ValueError, match="20"):
-        lm.loglikelihood(asked.choices, disable_tqdm=True)
-
-
 def test_what_is_compiled_once_is_nobodys_time(monkeypatch):
     """Else the first cell of a fresh machine takes 46 seconds, and the next one a third of a second."""
     before = clock.compiled()

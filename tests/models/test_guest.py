@@ -194,13 +194,9 @@ def test_other_threads_do_not_notice():
     threads = [threading.Thread(target=work) for _ in range(2)]
     for each in threads:
         each.start()
-    for method in ("full", "h2o:budget=1", "infinigen") * 4:
-        assert (
-            torch.equal(
-                model.generate(IDS, past_key_values=kvlab.make_cache(model, method), **SAID), expected
-            )
-            or method == "infinigen"
-        )
+    for method in ("full", "h2o:budget=1", "infinigen", "infinigen:variant=official-speed") * 3:
+        said = model.generate(IDS, past_key_values=kvlab.make_cache(model, method), **SAID)
+        assert torch.equal(said, expected) or "infinigen" in method
     for each in threads:
         each.join()
     assert not wrong
