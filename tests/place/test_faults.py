@@ -151,6 +151,29 @@ def test_a_corrupt_transfer_is_an_error_and_never_a_wrong_token(fault, parts):
     assert errors >= link.count // 2  # the others: ahead of a step that never came, or one row, swapped
 
 
+def swapped(part, draw):
+    flat = part.clone().view(-1)
+    one, two = draw.sample(range(flat.numel()), 2)
+    flat[[one, two]] = flat[[two, one]]
+    return flat.view_as(part)
+
+
+def one_bit(part, draw):
+    flat = part.clone().view(torch.uint8).view(-1)
+    flat[draw.randrange(flat.numel())] ^= 1 << draw.randrange(8)
+    return flat.view(part.dtype).view_as(part)
+
+
+CHANGES = {
+    "roll": lambda part, draw: part.roll(draw.randint(1, part.shape[-1] - 1), -1),
+    "swap": swapped,
+    "bit": one_bit,
+    "rows": lambda part, draw: part[:, :, draw.sample(range(9), 9)],
+    "heads": lambda part, draw: part.flip(1),
+    "half": lambda part, draw: torch.cat([part[:, :, :4], 0 * part[:, :, 4:]], 2),  # never came
+}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_checksum_knows_words_that_change_places(seed):
     draw = random.Random(seed)
@@ -158,35 +181,15 @@ def test_a_checksum_knows_words_that_change_places(seed):
         [(8, torch.float32), (32, torch.uint8), (20, torch.bfloat16), (3, torch.uint8)]
     )
     part = (torch.rand(2, 2, 9, width, generator=torch.Generator().manual_seed(seed)) * 99).to(dtype)
-    known = checksum(part)
     for _ in range(40):
-        other, flat = part.clone(), None
-        kind = draw.choice(("roll", "swap", "square", "bit", "rows", "heads", "half"))
-        if kind == "roll":
-            other = part.roll(draw.randint(1, width - 1), -1)
-        elif kind == "swap":
-            flat = other.view(-1)
-            one, two = draw.sample(range(flat.numel()), 2)
-            flat[[one, two]] = flat[[two, one]]
-        elif kind == "square":  # sums of rows and of columns stay what they were
-            rows, columns = draw.sample(range(9), 2), draw.sample(range(width), 2)
-            other[0, 0, rows[0], columns[0]] = other[0, 0, rows[1], columns[1]] = 1
-            other[0, 0, rows[1], columns[0]] = other[0, 0, rows[0], columns[1]] = 2
-            before = checksum(other)
-            other[0, 0, rows[0], columns[0]] = other[0, 0, rows[1], columns[1]] = 2
-            other[0, 0, rows[1], columns[0]] = other[0, 0, rows[0], columns[1]] = 1
-            assert checksum(other) != before
-            continue
-        elif kind == "bit":
-            flat = other.view(torch.uint8).view(-1)
-            flat[draw.randrange(flat.numel())] ^= 1 << draw.randrange(8)
-        elif kind == "heads":
-            other = part.flip(1)
-        elif kind == "half":  # never came
-            other[:, :, 4:] = 0
-        else:
-            other = part[:, :, torch.randperm(9, generator=torch.Generator().manual_seed(draw.randrange(99)))]
-        assert torch.equal(other, part) == (checksum(other) == known)
+        other = CHANGES[draw.choice(list(CHANGES))](part, draw)
+        assert torch.equal(other, part) == (checksum(other) == checksum(part))
+    square = torch.tensor([[1, 2], [2, 1]], dtype=dtype)  # whose rows and columns have the sums of its mirror
+    rows, columns = (torch.tensor(draw.sample(range(size), 2)) for size in (9, width))
+    part[0, 0, rows[:, None], columns] = square
+    known = checksum(part)
+    part[0, 0, rows[:, None], columns] = square.flip(0)
+    assert checksum(part) != known
 
 
 @pytest.mark.parametrize("spec", ["offload", "topk:budget=0.5", "infinigen", "offload+h2o:budget=9"])
