@@ -33,22 +33,6 @@ def test_beam_search(spec):
         assert torch.equal(out, tiny("gpt2", "sdpa").generate(ids, **settings))
 
 
-def test_a_prefix_is_read_once_and_continued_twice():
-    """The recipe of transformers: fill a cache with the prefix, and hand `generate` a deep copy."""
-    model, prefix = tiny("llama"), prompt(20)
-    for spec in ("full", "static", "offload:link=1e9", "h2o:budget=9", "infinigen:link=1e9", "paged"):
-        cache = make(model, spec)
-        with torch.no_grad():
-            model(prefix, past_key_values=cache)
-        for seed in (1, 2):
-            ids = torch.cat([prefix, prompt(5, seed=seed)], 1)
-            settings = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-            found = model.generate(ids, past_key_values=copy.deepcopy(cache), **settings)
-            if spec in ("full", "static", "offload:link=1e9", "paged"):
-                assert torch.equal(found, tiny("llama", "sdpa").generate(ids, **settings)), spec
-        assert cache.get_seq_length() == 20
-
-
 @pytest.mark.parametrize("spec", ["full", "offload:link=1e9", "paged", "recompute"])
 def test_pickling_is_refused_in_one_line(spec):
     cache = make(tiny("llama"), spec)
