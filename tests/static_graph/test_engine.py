@@ -63,6 +63,8 @@ def test_past_s_every_step_attends_to_the_newest_s_tokens(policy):
     logits, later = [stepper.feed(ids)], prompt(70, seed=9)
     logits += [stepper.feed(later[:, i : i + 1]) for i in range(50)]
     logits.append(stepper.feed(later[:, 50:]))  # several at once into a full window: odd ones, then chunks
+    with pytest.raises(ValueError, match=r"crop: \d+ tokens have left the window"):
+        stepper.cache.crop(-1)
     expected = banded(torch.cat([ids, later], 1), S)
     assert torch.allclose(torch.cat(logits, 1), expected, atol=1e-4)
     assert not torch.allclose(expected, banded(torch.cat([ids, later], 1), S + 1), atol=1e-2)

@@ -1,25 +1,17 @@
-"""The KV manager against lists of rows, closed formulas, and the totals of QC AI Research (n.d.)."""
+"""The KV manager against closed formulas, and the totals of QC AI Research (n.d.)."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from course.teaching import pictures
 from kvlab.arithmetic import SHAPES
-from kvlab.static_graph.kv_manager import POLICIES, KVManager
+from kvlab.static_graph.kv_manager import KVManager
 
 policies = st.one_of(
     st.sampled_from([("shift", None), ("double", None), ("ring", None)]),
     st.tuples(st.just("compromise"), st.floats(0, 3)),
 )
-
-
-def rows_of(first, count, manager):
-    """Rows that tell their sequence, head, token and channel apart."""
-    shape = (len(manager.buffers), manager.heads, count, manager.head_dim)
-    index = np.indices(shape)
-    return (index[0] * 1e6 + index[1] * 1e4 + (first + index[2]) * 10 + index[3]).astype(np.float32)
 
 
 @given(
@@ -50,23 +42,3 @@ def test_the_figure_shows_the_totals_of_the_document():
     assert points["double"][1] == pytest.approx(2047 / 2048 * 524288 / 1e6)
     names = axes.get_legend_handles_labels()[1]
     assert len(names) == len(set(names)) == 6
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("heads", [1, 3])
-def test_a_fork_and_a_crop(policy, heads):
-    manager = KVManager(2, 9, 2, heads=heads, policy=policy)
-    manager.append(rows_of(0, 6, manager))
-    twin = manager.copy()
-    twin.append(rows_of(50, 1, twin))
-    manager.append(rows_of(6, 1, manager))
-    assert np.array_equal(manager.rows(), rows_of(0, 7, manager))
-    assert np.array_equal(twin.rows()[:, :, :6], rows_of(0, 6, manager))
-    assert np.array_equal(twin.rows()[:, :, 6:], rows_of(50, 1, manager))
-    manager.crop(3)
-    assert manager.seen == 4 and np.array_equal(manager.rows(), rows_of(0, 4, manager))
-    assert np.isfinite(manager.mask).sum() == 5
-    manager.append(rows_of(4, 9, manager))
-    assert np.array_equal(manager.rows(), rows_of(5, 8, manager))
-    with pytest.raises(ValueError, match="crop: 5 tokens have left"):
-        manager.crop(1)
