@@ -133,9 +133,7 @@ def test_a_row_that_is_not_fed_as_a_window_moves_on_is_not_cropped(spec):
     ids = prompt(model.config.sliding_window + 4, 2)
     mask = torch.ones_like(ids)
     mask[1, :-3] = 0
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    stepper.feed(ids, mask)
-    stepper.feed(prompt(3, 2), torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    stepper = begun(model, spec, (ids, mask), (prompt(3, 2), torch.tensor([[1, 1, 1], [1, 0, 0]])))
     stepper.fork(torch.tensor([1]))
     with pytest.raises(ValueError, match="crop: the window has left tokens behind"):
         stepper.cache.crop(-2)

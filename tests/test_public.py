@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import MACHINES
@@ -31,8 +31,8 @@ def model():
     return tiny("llama")
 
 
-def cache(spec="full"):
-    return kvlab.make_cache(model(), spec)
+def cache():
+    return kvlab.make_cache(model(), "full")
 
 
 @functools.cache
@@ -41,9 +41,7 @@ def workshop():
 
 
 def fed():
-    stepper = kvlab.Stepper(model(), cache())
-    stepper.feed(prompt(6, 2))
-    return stepper
+    return begun(model(), "full", prompt(6, 2))
 
 
 CALLS = {  # name -> what gives the call, and a right value for each of its arguments
@@ -211,8 +209,7 @@ def test_a_module_of_ones_own_that_cannot_be_read_is_one_line(name, tmp_path, mo
 
 
 def test_what_only_some_objects_do_not_understand_is_refused_too():
-    stepper = kvlab.Stepper(model(), cache("recompute"))
-    stepper.feed(prompt(6, 2))
+    stepper = begun(model(), "recompute", prompt(6, 2))
     loaded, tokenizer = workshop()
     for call in (
         lambda: stepper.fork(range(2)),

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from fast.atonce import both, held, life
-from tiny import left_padded, prompt
+from tiny import begun, left_padded, prompt
 
 import kvlab
 from kvlab.fast import cpu
@@ -59,8 +59,7 @@ MORE = (
 @pytest.mark.parametrize("spec", MORE)
 def test_what_does_more_than_add_a_token_goes_layer_by_layer(model, spec, went):
     fast = model()
-    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, spec))
-    stepper.feed(prompt(23), last=True)
+    stepper = begun(fast, spec, prompt(23))
     for step in range(4):
         stepper.feed(prompt(1, seed=step), last=True)
     assert len(went) == 4 and not any(went)
@@ -68,10 +67,8 @@ def test_what_does_more_than_add_a_token_goes_layer_by_layer(model, spec, went):
 
 def test_who_looks_at_a_layer_is_called(model, went):
     fast, seen = model(), []
-    stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
-    stepper.feed(prompt(9), last=True)
-    for _ in range(2):
-        stepper.feed(prompt(1), last=True)
+    stepper = begun(fast, "full", prompt(9), prompt(1), prompt(1))
+    cache = stepper.cache
     assert went[-1]
     cache.layers[1].on_read = lambda *given: seen.append(given)
     stepper.feed(prompt(1), last=True)
@@ -89,9 +86,7 @@ def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, w
 
     @torch.no_grad()
     def say(fast):
-        stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "int8"))
-        for count in (9, 1, 1):
-            stepper.feed(prompt(count), last=True)
+        cache = begun(fast, "int8", prompt(9), prompt(1), prompt(1)).cache
         kept = weight[0, 0].clone()
         weight[0, 0] = wrong
         with pytest.raises(ValueError, match="layer 1: values: int8: KV head 0 holds NaN or infinity"):
@@ -105,25 +100,19 @@ def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, w
 
 def test_it_keeps_no_buffer_alive(model, went):
     fast = model()
-    stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
-    for count in (9, 1, 1):
-        stepper.feed(prompt(count), last=True)
+    cache = begun(fast, "full", prompt(9), prompt(1), prompt(1)).cache
     assert went[-1]
     gone = [weakref.ref(made(layer)) for layer in cache.layers], weakref.ref(cache)
     cache.reset()
     gc.collect()
     assert all(one() is None for one in gone[0])
-    del cache, stepper
+    del cache
     gc.collect()
     assert gone[1]() is None and not fast.forward.body.whole.caches
 
 
 def test_rows_with_padding_and_rows_that_end_go_layer_by_layer(model, went):
     fast = model()
-    ids, mask = left_padded([prompt(9), prompt(5)])
-    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
-    stepper.feed(ids, mask, last=True)
-    stepper.feed(prompt(1, 2), last=True)
-    stepper.feed(prompt(1, 2), torch.tensor([[1], [0]]), last=True)
-    stepper.feed(prompt(1, 2), last=True)
+    padded, one = left_padded([prompt(9), prompt(5)]), prompt(1, 2)
+    begun(fast, "full", padded, one, (one, torch.tensor([[1], [0]])), one)
     assert not any(went)

@@ -79,8 +79,7 @@ def test_a_transfer_that_would_outlast_the_timeout_is_refused_before_it_begins(s
 
 def test_a_link_in_a_forked_process_says_so_at_once(monkeypatch):
     """Its threads stayed behind; who waited for them would wait for a minute, and hear of a slow link."""
-    stepper = kvlab.Stepper(tiny("llama"), kvlab.make_cache(tiny("llama"), "offload:link=1e9"))
-    stepper.feed(prompt(20))
+    stepper = begun(tiny("llama"), "offload:link=1e9", prompt(20))
     monkeypatch.setattr("os.getpid", lambda: 1)
     with pytest.raises(LinkError, match="threads are in the process that forked this one"):
         stepper.feed(prompt(1))
