@@ -146,7 +146,7 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop, short):
 
 def test_every_method_gets_a_line(workshop, short):
     """Those without a cache of layers, and a link by its number."""
-    methods = ["recompute", "padded:length=700", "offload:link=1e9", "topk:budget=0.5,link=1e9",
+    methods = ["recompute", "padded:length=700,chunk=1", "offload:link=1e9", "topk:budget=0.5,link=1e9",
                f"infinigen:full_layers={len(workshop[0].model.layers)}"]  # fmt: skip
     lines = gate(*workshop, methods, minutes=0.02).lines
     assert [line.method for line in lines] == methods and all(line.verdict for line in lines)
