@@ -22,6 +22,16 @@ def test_a_cache_says_and_holds_the_same_layer_by_layer(model, spec, went, monke
     assert sum(went) >= 40 and all(map(torch.equal, found, expected))
 
 
+@pytest.mark.parametrize("shape, spec, rows", [
+    ("alone", "full", 1), ("grouped", "int4:group=16", 3), ("of three", "int8", 1), ("of eight", "full", 3),
+    ("wide", "int4:group=16", 1),
+])  # fmt: skip
+def test_heads_of_every_width_and_group(model, shape, spec, rows, went, monkeypatch):
+    """Each in one format: every pair is a kernel that takes seconds to compile."""
+    found, expected = both(model(shape), life(spec, rows, steps=6), monkeypatch)
+    assert sum(went) >= 6 and all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("weights", ["bf16", "int8"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_biases_norms_of_heads_and_narrow_weights(model, family, weights, went, monkeypatch):
