@@ -117,7 +117,7 @@ class Blocks(Move):
     def done(self) -> None:
         """See `Appends.done`."""
         store, group = self.store, self.store.group
-        self.count_one()
+        self.layer.taken(self.layer.scaling)
         if self.due:
             self._show(store.written + group, store.filled + 1 - group)
         else:

@@ -43,16 +43,6 @@ class Move:
     def tell(self) -> None:
         """Copy to the device the counts that it lacks."""
 
-    def count_one(self, stays: bool = True) -> None:
-        """The host counts one more token of every row; stays: no other one went."""
-        layer, table = self.layer, self.layer.table
-        table.lengths = [seen + 1 for seen in table.lengths]
-        table.seen += 1
-        layer.moved_bytes = 0
-        if stays:
-            table.rows_held = [held + 1 for held in table.rows_held]
-            table.count += 1
-
 
 class Buffered(Move):
     """A step in the buffers of a `GrowingState`, of so many slots."""
@@ -179,10 +169,11 @@ class Appends(Buffered):
 
     def done(self) -> None:
         """The step has been made: the host counts it."""
-        self.count_one()
+        layer, table = self.layer, self.layer.table
+        table.moved = None  # else the host would work out the new token's position
+        layer.taken(layer.scaling)
         self.store.filled += 1
         if self.positions is not None:
-            table = self.layer.table
             table.moved = self.positions[..., : table.count]
 
     def state(self) -> list[Tensor]:
@@ -285,7 +276,7 @@ class Replaces(Buffered):
 
     def done(self) -> None:
         """See `Appends.done`."""
-        self.count_one(stays=False)
+        self.layer.taken(self.layer.scaling, self.positions)
 
     def state(self) -> list[Tensor]:
         """See `Appends.state`."""
