@@ -18,7 +18,7 @@ class Blocks(Move):
     """A step adds a token to the window; every `group` steps, where it is `due`, the oldest tokens are
     written as a block before it attends.
 
-    counts: int32 [2] on the device, tokens that are written and recent ones; told: its value on the host.
+    counts: int32 [2] on the device, tokens that are written and recent ones.
     keys, values, blocks: buffers, of which the store sees the written part.
     """
 
@@ -55,9 +55,7 @@ class Blocks(Move):
 
     def tell(self) -> None:
         held = self.store.written, self.store.filled
-        if held != self.told:
-            self.counts.copy_(torch.tensor(held, dtype=torch.int32, device="cpu"))
-            self.told = held
+        self.counts.copy_(torch.tensor(held, dtype=torch.int32, device="cpu"))
 
     def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
         """See `Appends.attend`."""
@@ -122,7 +120,6 @@ class Blocks(Move):
             self._show(store.written + group, store.filled + 1 - group)
         else:
             store.filled += 1
-        self.told = store.written, store.filled
 
     def state(self) -> list[Tensor]:
         """See `Appends.state`."""

@@ -150,7 +150,7 @@ class Graph:
         self.counts, self.flags = self.slots + 1, torch.zeros(len(layers), dtype=torch.bool, device=device)
         own = zip(*(x.split(1) for x in (self.slots, self.counts, self.flags)), strict=True)
         self.moves = [move_of(layer, *one) for layer, one in zip(layers, own, strict=True)]
-        self.told: list[int] = []  # slots in use, as the device has them
+        self.told: list[tuple] = []  # tokens of every layer, as the device has them
         self.stand = _Cache(self.moves, cache.get_seq_length())
         self.given, self.replays = {"use_cache": True, cache_name(model): self.stand}, {}
         if "position_ids" in inspect.signature(model.forward).parameters:
@@ -189,18 +189,19 @@ class Graph:
             now.copy_(then)
         self.stand.go_on(self.cache().get_seq_length() - self.stand.get_seq_length())
         self.told = []
-        for move in self.moves:
-            move.told = None
 
     def _tell(self) -> None:
         """Tell the device which slots are in use, if it does not know."""
-        now = [move.store.filled for move in self.moves]
-        if now != self.told:
-            self.slots.copy_(torch.tensor(now, dtype=torch.int32, device="cpu"))
+        if (now := self._held()) != self.told:
+            self.slots.copy_(torch.tensor(now, dtype=torch.int32, device="cpu")[:, 0])
             torch.add(self.slots, 1, out=self.counts)
+            for move in self.moves:
+                move.tell()
             self.told = now
-        for move in self.moves:
-            move.tell()
+
+    def _held(self) -> list[tuple]:
+        """Of every layer, the slots in use of its buffer, and its tokens."""
+        return [(move.store.filled, move.store.length) for move in self.moves]
 
     def ready(self) -> bool:
         """Whether it fits the present cache."""
@@ -248,7 +249,7 @@ class Graph:
         self.late.ask(self.flags, self._refuse)
         for move in self.moves:
             move.done()
-        self.told = [move.store.filled for move in self.moves]
+        self.told = self._held()
         return answer(logits, cache)
 
     def _refuse(self) -> None:

@@ -29,7 +29,6 @@ class Move:
     whether the next step is of the other kind (`Blocks`)."""
 
     due = False
-    told = None
 
     def __init__(self, layer, flag: Tensor):
         self.layer, self.store, self.flag = layer, layer.store, Flag(flag)
@@ -41,7 +40,7 @@ class Move:
         return layer.store is self.store and not looked_at
 
     def tell(self) -> None:
-        """Copy to the device the counts that it lacks."""
+        """Copy to the device the counts that only this layer has."""
 
 
 class Buffered(Move):
