@@ -27,7 +27,6 @@ NOTHING = np.empty(0, np.float32)
 INSTEAD = {  # allowed replacements
     nn.Linear: (nn.Linear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
 }  # fmt: skip
-FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
 
 
 def compiled(model, weights: str = "fp32"):
@@ -146,8 +145,6 @@ class Body:
         _are(inner, {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, "norm": None, "rotary_emb": None})
         if len(inner.layers) != config.num_hidden_layers:
             raise Unsuited("its configuration says another number of layers")
-        if (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") not in FIXED_ROTARY:
-            raise Unsuited("its rotary embedding depends on the text's length")
         self.attentions = [layer.self_attn for layer in inner.layers]
         self.embedding, self.rotary = inner.embed_tokens, inner.rotary_emb
         self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads

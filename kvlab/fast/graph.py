@@ -28,12 +28,11 @@ from ..store.kivi import KiviState
 from ..store.static import StaticState
 from ..visibility import CAUSAL
 from .blocks import Blocks
-from .compiled import FIXED_ROTARY
 from .forward import Replaced, answer
 from .known import GOES_BY, coded, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
-from .suited import Later, Unsuited, check_answer, check_windows, of_ours
+from .suited import Later, Unsuited, check_configuration, check_windows, of_ours
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
 FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
@@ -134,15 +133,12 @@ class Graph:
     """The decode step of one cache, captured. Unsuited, with one line, if it cannot be."""
 
     def __init__(self, model, cache):
-        check_answer(model.config)
+        check_configuration(model.config)
         layers = cache.attending
         if any(layer.local is not None for layer in layers):
             check_windows(model)
         if cache.switch.tokens is not None or len(layers) < len(cache.layers):
             raise Unsuited("it holds more than K and V, or rotates by the text's length")
-        rotation = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-        if rotation.get("rope_type", "default") not in FIXED_ROTARY:
-            raise Unsuited("its rotary embedding depends on the text's length")
         self.cache, self.model, self.late = weakref.ref(cache), weakref.ref(model), Late()
         rows, device = len(cache.lengths), entry_of(model)
         self.ids, self.position = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in "ip")

@@ -9,6 +9,7 @@ from ..cache import KVCache
 from ..models.stamp import Stamp
 from ..visibility import Visibility
 
+FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
 PROMPT = 5  # tokens of the pass that shows what every layer may see
 
 
@@ -22,7 +23,6 @@ class Later(Unsuited):
 
 def check(model, stamp: Stamp) -> None:
     """Unsuited for a model that nothing here compiles. stamp: of this model as it is now."""
-    config = model.config
     numbers = [p for p in stamp.parameters if p.is_floating_point()]  # what is none: see `narrow.py`
     if any(p.dtype != torch.float32 for p in numbers) or any(
         p.device.type != "cpu" for p in stamp.parameters
@@ -32,15 +32,19 @@ def check(model, stamp: Stamp) -> None:
         raise Unsuited("a hook is on a module of it")
     if any("forward" in vars(module) for module in stamp.inside):
         raise Unsuited("a module of it has a forward of its own")
-    check_answer(config)
+    check_configuration(model.config)
 
 
-def check_answer(config) -> None:
-    """Unsuited if a model's configuration asks for an answer that no engine gives."""
+def check_configuration(config) -> None:
+    """Unsuited if a model's configuration asks for an answer that no engine gives, or rotates by the text's
+    length."""
     if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
         raise Unsuited("its configuration asks for more than logits")
     if getattr(config, "return_dict", True) is not True:
         raise Unsuited("its configuration asks for another kind of forward")
+    rotation = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if rotation.get("rope_type", "default") not in FIXED_ROTARY:
+        raise Unsuited("its rotary embedding depends on the text's length")
 
 
 def check_windows(model) -> None:
