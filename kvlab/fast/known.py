@@ -85,6 +85,11 @@ def vacant(store) -> int:
     return (min(room, store.recent + store.group - 1) if type(store) is KiviState else room) - store.filled
 
 
+def looked_at(layer) -> bool:
+    """Whether somebody watches its passes, or reads its prompt again."""
+    return any(one is not None for one in (layer.on_read, layer.timeline, layer.rereading))
+
+
 def one_goes(layer, coming: int = 0) -> bool:
     """Whether the keep drops one token of every head after `coming` more tokens: the one with the lowest
     score, the newest aside."""

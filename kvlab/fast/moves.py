@@ -17,7 +17,7 @@ from ..keep.base import FINITE
 from ..late import Late
 from ..store.exact import Parts
 from .attend import trusted
-from .known import GOES_BY, NEWEST, SUM, coded, may_go, one_goes, turned
+from .known import GOES_BY, NEWEST, SUM, coded, looked_at, may_go, one_goes, turned
 from .suited import Later
 
 LEAST_ROOM = 256  # slots that are reserved at a time
@@ -35,9 +35,7 @@ class Move:
 
     def still(self) -> bool:
         """Whether the layer's store is the same, and nothing observes it."""
-        layer = self.layer
-        looked_at = layer.on_read is not None or layer.timeline is not None or layer.rereading is not None
-        return layer.store is self.store and not looked_at
+        return self.layer.store is self.store and not looked_at(self.layer)
 
     def tell(self) -> None:
         """Copy to the device the counts that only this layer has."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..gather import in_order
 from ..policy import View
 from .fused import Fused
-from .known import GOES_BY, SUM, one_goes, vacant
+from .known import GOES_BY, SUM, looked_at, one_goes, vacant
 
 PER_EMPTY = 64  # one of this many slots may stay empty if tokens go one by one
 _made = weakref.WeakKeyDictionary()  # a layer's store -> its `Fused`, as long as its buffers are these
@@ -47,8 +47,7 @@ def step(layer, given) -> Tensor | None:
 
 def _ready(layer, given) -> Fused | None:
     query, visibility, store = given.query, given.visibility, layer.store
-    looked_at = layer.on_read is not None or layer.timeline is not None
-    if looked_at or query.shape[2] != 1 or query.device.type != "cpu":
+    if looked_at(layer) or query.shape[2] != 1 or query.device.type != "cpu":
         return None
     if given.softcap is not None or given.sinks is not None or visibility.rule is not None:
         return None
@@ -103,8 +102,7 @@ def there(table, new: int) -> Tensor | None:
 def way(layer) -> int | None:
     """The kind of a decode step that sees all tokens held: 0 if it adds a token and drops none, the way to
     find the token (`GOES_BY`) if it drops one of every head; None: it does more, or is observed."""
-    looked_at = layer.on_read is not None or layer.timeline is not None or layer.rereading is not None
-    if looked_at or made(layer) is None:
+    if looked_at(layer) or made(layer) is None:
         return None
     if layer.settled:
         return 0 if there(layer.table, 0) is None else None
