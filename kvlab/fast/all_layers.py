@@ -10,21 +10,14 @@ import torch
 
 from ..arithmetic import count_kernel
 from . import block
-from .attend import NONE, layout
+from .attend import ALL, NONE, UNOBSERVED, layout
 from .cpu import SPLIT, at_once, compiled, merge
 from .eviction import Eviction
-from .layers import (
-    HELD,
-    KINDS_OF_MERGE,
-    address,
-    kinds_of_into,
-    kinds_of_kernel,
-    kinds_of_logits,
-    kinds_of_out_of,
-    layers,
-)
+from .layers import HELD, address, layers
 from .step import made, way
-from .team import together
+from .team import NOBODY, together
+
+VECTOR, MATRIX, CUBE, HEADS = (np.empty((0,) * rank, np.float32) for rank in (1, 2, 3, 4))  # like arguments
 
 
 class AllLayers:
@@ -42,10 +35,11 @@ class AllLayers:
         kinds = {one.dtype for one in (*self.arrays[0], last[1][0]) if one.ndim == 2}
         self.alike = len(shapes) == len(kinds) == 1  # all layers have weights of the same sizes and one kind
         self.like, self.inner = np.empty((0, 0), kinds.pop()), len(out_of[0][3][0])
-        self.into = address(block.into, kinds_of_into(self.like))
-        self.out_of = address(block.out_of, kinds_of_out_of(self.like))
-        self.merge = address(merge, KINDS_OF_MERGE)
-        self.last, self.logits = last, address(block.logits, kinds_of_logits(self.like))
+        after, end = (MATRIX, MATRIX, *out_of[0]), (VECTOR, NOBODY, True)
+        self.into = address(block.into, MATRIX, *into[0], MATRIX, MATRIX, HEADS, HEADS, HEADS, *end)
+        self.out_of = address(block.out_of, *after, *end)
+        self.merge = address(merge, HEADS, CUBE, CUBE, MATRIX)
+        self.last, self.logits = last, address(block.logits, *after, *last, MATRIX, *end)
         self.eps, self.scalings = body.eps, np.array([one.scaling for one in body.attentions], np.float32)
         self.read = sum(numbers for numbers, _ in (*body.into, *body.out_of, body.last))  # of weights
         self.caches = weakref.WeakKeyDictionary()
@@ -56,7 +50,9 @@ class AllLayers:
         ways = {way(layer) for layer in cache.layers} if self.alike else {None}
         if len(ways) > 1 or None in ways:
             return False
-        told, rows = self._arguments(cache), len(x)
+        told, rows = self.caches.get(cache), len(x)
+        if told is None or not told.still(cache.layers):
+            told = self.caches[cache] = Arguments(self, cache.layers)
         if told.code is None or told.rows != rows:
             return False
         counts = [layer.store.filled + 1 for layer in cache.layers]
@@ -81,13 +77,6 @@ class AllLayers:
         count_kernel(4 * q.size * sum(counts))
         return True
 
-    def _arguments(self, cache) -> Arguments:
-        """The arguments for this cache: the same while its buffers are."""
-        told = self.caches.get(cache)
-        if told is None or not told.still(cache.layers):
-            told = self.caches[cache] = Arguments(self, cache.layers)
-        return told
-
 
 class Arguments:
     """The arguments for a cache. code: None if its layers differ, or use kernels other than those of
@@ -109,7 +98,8 @@ class Arguments:
         self.held[:, 4] = [parts[0].shape[2] for parts in arrays]
         self.kinds = [np.empty((0, *part.shape[1:]), part.dtype) for part in arrays[0][:2]]
         kernel = compiled(*of_kernel, at_once(of.heads // of.kv_heads))
-        attend = address(kernel, kinds_of_kernel(*self.kinds))
+        new, numbers = (HEADS, np.float32(1), HEADS, HEADS), (0, 0, 0)
+        attend = address(kernel, *new, *self.kinds, *self.kinds, ALL, *numbers, CUBE, CUBE, *UNOBSERVED)
         self.code = np.array([of.into, attend, of.merge, of.out_of, of.logits])
 
     def still(self, held) -> bool:

@@ -41,43 +41,10 @@ from .team import COUNTERS, SHARE, done, due, joined, opened, taken
 WEIGHTS, HELD, TABLES = 25, 6, 7
 ATTENTION, SPLITS = 5, 7  # a part, and a number of what is shared out, that `block.py` does not use
 
-VECTOR, MATRIX, CUBE = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
-HEADS, TEAM = types.float32[:, :, :, ::1], types.int64[:, ::1]
 
-
-def kinds_of_into(like: np.ndarray) -> tuple:
-    """The argument types of `block.into`, for weights of this kind."""
-    linear = types.Tuple((typeof(like), VECTOR, VECTOR))
-    before = MATRIX, VECTOR, types.float32, linear, linear, linear, VECTOR, VECTOR
-    return *before, MATRIX, MATRIX, HEADS, HEADS, HEADS, VECTOR, TEAM, types.boolean
-
-
-def kinds_of_out_of(like: np.ndarray) -> tuple:
-    """The argument types of `block.out_of`."""
-    linear = types.Tuple((typeof(like), VECTOR, VECTOR))
-    before = MATRIX, MATRIX, linear, VECTOR, types.float32
-    return *before, linear, linear, linear, VECTOR, TEAM, types.boolean
-
-
-def kinds_of_logits(like: np.ndarray) -> tuple:
-    """The argument types of `block.logits`."""
-    *before, room, team, leads = kinds_of_out_of(like)
-    return *before, VECTOR, before[2], MATRIX, room, team, leads
-
-
-def kinds_of_kernel(codes: np.ndarray, scales: np.ndarray) -> tuple:
-    """The argument types of a kernel that reads such codes and scales."""
-    held = typeof(codes), typeof(scales)
-    numbers = types.int64, types.int64, types.int64
-    new = HEADS, types.float32, HEADS, HEADS
-    return *new, *held, *held, types.boolean[:, :, ::1], *numbers, CUBE, CUBE, CUBE, MATRIX
-
-
-KINDS_OF_MERGE = types.float32[:, :, :, ::1], CUBE, CUBE, MATRIX  # of what `cpu.merge` is given
-
-
-def address(function, kinds: tuple) -> int:
-    """The address of the code that numba compiled from this function for arguments of these types."""
+def address(function, *given) -> int:
+    """The address of the code that numba compiles from this function for arguments like these."""
+    kinds = tuple(map(typeof, given))
     function.compile(kinds)
     made = function.overloads[kinds]
     return made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
