@@ -68,7 +68,7 @@ def _narrowed(model, weights: str) -> None:
         stamp = Stamp(model)
         check(model, stamp)
         Body(model)
-    except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (Unsuited, AttributeError, ImportError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"weights={weights!r}: only compiled code for Llama-shaped models on a CPU reads them, and "
             f"{type(model).__name__} cannot use it: {first_line(error)}"
@@ -125,7 +125,7 @@ class Forward(Replaced):
         try:
             body = Body(model)
             off = 0.0 if tried and self.body is not None else _difference(model, body)
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, ImportError, TypeError, ValueError, RuntimeError) as error:
             raise Unsuited(first_line(error)) from None
         if not off <= TOLERANCE:
             raise Unsuited(f"its logits would be {off:.1g} off")
@@ -158,8 +158,11 @@ class Body:
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
         self.rows = 8 if weights_of(model) == "fp32" else 32
         self.rotations = {}  # position -> cos and sin of `TABLE` from there on
-        self._code()
-        self.whole = self.kind_of_whole(self, into, out_of, last)
+
+        from . import all_layers, block, team  # compiled by numba, which may not be there
+
+        self.code, self.together = block, team.together
+        self.whole = all_layers.AllLayers(self, into, out_of, last)
 
     def _weights(self, layer) -> tuple[tuple, tuple]:
         """A layer's arrays before and after its attention, as `block.into` and `block.out_of` take them."""
@@ -181,13 +184,6 @@ class Body:
             (_array(layer.input_layernorm.weight), self.eps, *map(_linear, qkv), *per_head),
             (_linear(attention.o_proj), _array(layer.post_attention_layernorm.weight), self.eps, *after),
         )
-
-    def _code(self) -> None:
-        try:
-            from . import all_layers, block, team
-        except ImportError as error:
-            raise Unsuited(str(error)) from None
-        self.code, self.together, self.kind_of_whole = block, team.together, all_layers.AllLayers
 
     def takes(self, input_ids, cache, **others) -> bool:
         """Whether it serves such a step: of so many rows, in layers that see all that they hold."""
@@ -221,9 +217,11 @@ class Body:
     def _layer_by_layer(self, cache, x, cos, sin, room, visibility: Visibility) -> np.ndarray:
         """x `[rows, hidden]` becomes the input of the last layer; returns what that attends to, `[rows, heads
         * head_dim]`, whatever the cache does in each layer."""
-        code, rows = self.code, len(x)
+        code, rows, heads = self.code, len(x), (self.heads, self.kv_heads, self.kv_heads)
+        shapes = [(rows, count, 1, self.head_dim) for count in heads]
         for index, attention in enumerate(self.attentions):
-            q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
+            # A cache may keep what it was given, so nothing is written twice.
+            q, k, v = (torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes)
             numbers, given = self.into[index]
             new = q.numpy(), k.numpy(), v.numpy()
             self.together(rows * numbers, code.into, x, *given, cos, sin, *new, room)
@@ -233,10 +231,6 @@ class Body:
                 return attended
             numbers, given = self.out_of[index]
             self.together(rows * numbers, code.out_of, attended, x, *given, room)
-
-    def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        shapes = ((rows, heads, 1, self.head_dim) for heads in (self.heads, self.kv_heads, self.kv_heads))
-        return (*(torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes),)
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
