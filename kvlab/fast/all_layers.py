@@ -72,8 +72,10 @@ class AllLayers:
         )  # fmt: skip
         if refused >= 0:
             return False
+        cache.layers[0]._busy = True
         for index, scaling in enumerate(self.scalings.tolist()):
             goes.done(index, cache.layers[index], scaling)
+        cache.layers[0]._busy = False
         count_kernel(4 * q.size * sum(counts))
         return True
 

@@ -240,11 +240,14 @@ class Graph:
         else:
             self.position.copy_(position_ids.expand(len(self.ids), 1))
         replay, made = self.replays[self.moves[0].due]
+        first = self.moves[0].layer
+        first._busy = True  # until the host has counted what the device has done
         replay()
         logits = made.clone()
         self.late.ask(self.flags, self._refuse)
         for move in self.moves:
             move.done()
+        first._busy = False
         self.told = self._held()
         return answer(logits, cache)
 

@@ -10,7 +10,7 @@ import torch
 from families.models import FAMILIES, family
 from fast import replayed
 from fast.replayed import replaying
-from tiny import begun, tiny
+from tiny import begun, interrupt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
@@ -298,6 +298,15 @@ def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
     with pytest.raises(ValueError, match=r"layer 2: .*NaN, infinity|not finite"):
         for _ in range(3):
             stepper.feed(torch.full((1, 1), 3))
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o:budget=6", BLOCKS])
+def test_an_interrupted_step_that_the_host_has_not_counted_leaves_a_broken_cache(spec, monkeypatch):
+    model, cache, stepper = replayed_for_a_while(spec)
+    monkeypatch.setattr(model.forward.served[cache].late, "ask", interrupt)  # behind the replay
+    with pytest.raises(KeyboardInterrupt):
+        stepper.feed(torch.full((1, 1), 3))
+    assert cache.broken
 
 
 def test_other_weights_and_a_hook_of_someone_else_s_let_the_graph_go():
