@@ -82,7 +82,7 @@ def convert(file: Path, folder: Path) -> None:
         raise ValueError(f"{file} {why}: it is no whole {type(model).__name__}")
     _cut(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre"), file)
     config = model.config
-    _check_positions(config.get_text_config(), reader, file)
+    _check_positions(model, reader, file)
     if hasattr(config, "quantization_config"):  # these weights are plain now
         del config.quantization_config
     tokenizer.model_max_length = config.get_text_config().max_position_embeddings
@@ -131,7 +131,8 @@ def _checked(file: Path):
 def _check_places(reader, file: Path) -> None:
     """Each tensor must begin where the one before it ends, and the last one end with the file: another type
     or place would read other numbers."""
-    aligned = lambda at: -(-int(at) // reader.alignment) * reader.alignment
+    whole = int(reader.alignment)  # a file that says it says a number of numpy's, of 32 bits
+    aligned = lambda at: -(-int(at) // whole) * whole
     end = reader.data_offset
     for tensor in sorted(reader.tensors, key=lambda one: one.data_offset):
         if tensor.data_offset != end:
@@ -157,6 +158,8 @@ def _check_blocks(reader, file: Path) -> None:
         raise ValueError(f"{file}: it says that it has {said} blocks, but holds tensors of {len(blocks)}")
     if not any(re.search(r"\.layer_norm(_rms)?_epsilon$", name) for name in reader.fields):
         raise ValueError(f"{file}: it lacks the epsilon of its norms, and transformers would guess one")
+    if not isinstance(_field(reader, "tokenizer.ggml.tokens"), list):
+        raise ValueError(f"{file}: it lacks the list of its tokenizer's tokens")
 
 
 def _check_size(model, reader, file: Path) -> None:
@@ -172,14 +175,24 @@ def _check_size(model, reader, file: Path) -> None:
         )
 
 
-def _check_positions(config, reader, file: Path) -> None:
-    """transformers drops scaled rotary embeddings (Llama 3.1, YaRN) from most GGUF files; refuse those."""
-    kind = _field(reader, f"{_field(reader, 'general.architecture')}.rope.scaling.type")
+def _check_positions(model, reader, file: Path) -> None:
+    """transformers drops scaled rotary embeddings (Llama 3.1, YaRN) from most GGUF files, and from some how
+    many channels of a head are rotated; refuse those."""
+    said = lambda name: _field(reader, f"{_field(reader, 'general.architecture')}.rope.{name}")
+    kind, factors = said("scaling.type"), (said("scaling.factor"), said("scale_linear"))
     scaled = kind not in (None, "none") or any(t.name.startswith("rope_f") for t in reader.tensors)
-    if scaled and (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") == "default":
+    scaled |= kind is None and any(factor not in (None, 0, 1) for factor in factors)
+    rotation = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if scaled and rotation.get("rope_type", "default") == "default":
         raise ValueError(
             f"{file}: it scales its rotary embedding, which transformers does not read from a GGUF file of "
             "this architecture; load the model's own folder or hub id instead"
+        )
+    rotated = {2 * part.numel() for name, part in model.named_buffers() if name.endswith("inv_freq")}
+    if rotated and (channels := said("dimension_count")) and channels not in rotated:
+        raise ValueError(
+            f"{file}: it rotates {channels} channels of a head, and a {type(model).__name__} rotates "
+            f"{max(rotated)}"
         )
 
 

@@ -24,9 +24,9 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama", without=(), parts=None):
+def write(file, kind="F32", pre="smollm", architecture="llama", without=(), more=()):
     """Write `model()`, its matrices in quantization type `kind`; returns (model, {tensor: what was written}).
-    without: names of tensors that are left out. parts: of how many the file says that it is the first.
+    without: names of tensors that are left out. more: fields: (method of the writer, its arguments).
 
     llama.cpp rotates neighbouring channels, transformers channels half a head apart, so rows of W_q and W_k
     change places in the file.
@@ -36,9 +36,6 @@ def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama", wi
     made, out = model(), gguf.GGUFWriter(file, architecture)
     config = made.config
     out.add_name("A small model")
-    if parts:
-        out.add_uint16("split.no", 0)
-        out.add_uint16("split.count", parts)
     out.add_block_count(config.num_hidden_layers)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
@@ -49,8 +46,6 @@ def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama", wi
     out.add_rope_freq_base(THETA)
     out.add_layer_norm_rms_eps(1e-5)
     out.add_vocab_size(len(TOKENS))
-    if scaling:
-        out.add_rope_scaling_type(gguf.RopeScalingType(scaling))
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre(pre)
     out.add_token_list(TOKENS)
@@ -61,6 +56,8 @@ def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama", wi
     out.add_pad_token_id(2)
     out.add_add_bos_token(False)
     out.add_chat_template(TEMPLATE)
+    for method, *given in more:
+        getattr(out, method)(*given)
 
     kind, written = gguf.GGMLQuantizationType[kind], {}
     for name, weight in tensors(made):

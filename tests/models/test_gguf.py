@@ -72,6 +72,13 @@ def test_every_text_comes_back_and_digits_stand_alone(tmp_path):
     assert pieces == ["a", "ĠĠ", "7", "ĊĊ", "1", "<file_sep>"]
 
 
+@pytest.mark.parametrize("alignment", [16, 32, 64])
+def test_a_file_may_say_how_its_tensors_are_aligned(tmp_path, alignment):
+    expected, _ = made.write(tmp_path / "x.gguf", more=[("add_custom_alignment", alignment)])
+    model, _ = kvlab.load(tmp_path / "x.gguf", device="cpu")
+    assert torch.equal(model.model.embed_tokens.weight, expected.model.embed_tokens.weight)
+
+
 def test_a_file_is_converted_once_and_again_when_it_or_the_code_changes(tmp_path, monkeypatch, folder):
     made.write(tmp_path / "x.gguf")
     first = source_of(tmp_path / "x.gguf")
@@ -107,6 +114,11 @@ def with_number(file, key: str, value: int):
     file.write_bytes(content)
 
 
+def saying(*more):
+    """Writes a file that says one more thing."""
+    return lambda file: made.write(file, more=[more])
+
+
 def without_epsilon(file):
     made.write(file)
     file.write_bytes(file.read_bytes().replace(b"norm_rms_epsilon", b"norm_rms_nothing"))
@@ -117,8 +129,11 @@ BAD = {
     "this is no GGUF file": lambda file: file.write_bytes(b"no model at all " * 9),
     "the package gguf cannot read it": lambda file: file.write_bytes(b"GGUF no model at all " * 9),
     "architecture nonesuch is not supported": lambda file: made.write(file, architecture="nonesuch"),
-    "it scales its rotary embedding": lambda file: made.write(file, scaling="yarn"),
-    "it is one of 2 parts; join them": lambda file: made.write(file, parts=2),
+    "it is one of 2 parts; join them": saying("add_uint16", "split.count", 2),
+    "it lacks the list of its tokenizer's tokens": saying("add_string", "tokenizer.ggml.tokens", "one"),
+    "it scales its rotary embedding": saying("add_string", "llama.rope.scaling.type", "yarn"),
+    "scales its rotary embedding": saying("add_float32", "llama.rope.scaling.factor", 4.0),
+    "its rotary embedding": saying("add_float32", "llama.rope.scale_linear", 4.0),  # of 2023
     "it lacks the epsilon of its norms": without_epsilon,
 }
 SIZES = (
@@ -172,6 +187,16 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(tmp_path, why, capsy
     BAD[why](tmp_path / "x.gguf")
     assert why in one_line(["doctor", "--model", str(tmp_path / "x.gguf")], capsys)
     assert list(folder.glob("*")) == []
+
+
+def test_channels_that_a_model_would_not_rotate(tmp_path):
+    """Of Llama's files transformers reads how many are rotated, of StableLM's not."""
+    made.write(tmp_path / "x.gguf", more=[("add_uint32", "llama.rope.dimension_count", 8)])
+    reader = gguf.package().GGUFReader(tmp_path / "x.gguf")
+    with pytest.raises(
+        ValueError, match=r"it rotates 8 channels of a head, and a LlamaForCausalLM rotates 16"
+    ):
+        gguf._check_positions(made.model(), reader, tmp_path / "x.gguf")
 
 
 def test_a_file_that_is_cut_off_or_not_there(tmp_path, capsys, folder):
