@@ -141,7 +141,9 @@ def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
     if not (layer.in_prompt and layer.later):
         return policy.chosen(view)
     steps = [now - then < 2 for then, now in zip(layer.later, layer.lengths, strict=True)]
-    before, keep.shares = copy.deepcopy(keep) if any(steps) else None, None
+    declared = (*keep.per_row, *keep.per_slot, *keep.states)
+    others = {id(x): x for name, x in vars(keep).items() if name not in declared}  # stay the same objects
+    before, keep.shares = copy.deepcopy(keep, others) if any(steps) else None, None
     slots, most = policy.chosen(view)
     if before is None:
         return slots, most

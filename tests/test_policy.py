@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from tiny import begun, prompt, started, tiny
+from tiny import begun, left_padded, prompt, started, tiny
 
 import kvlab
 from kvlab.keep import H2O, TOVA, Keep
-from kvlab.place import Device, Whole
+from kvlab.place import Device, Fetch, Host, InfiniGen, Quest, TopK, Whole
 from kvlab.store import Exact, Growing, Int, Kivi, Paged, Ragged, Static
 
 
@@ -71,6 +71,20 @@ def test_a_name_that_a_state_has_is_not_given_twice(kind, name):
     keep = type("Mine", (Keep,), {kind: (name,)})
     with pytest.raises(ValueError, match=f"Mine: {kind} names '{name}', which is taken"):
         kvlab.make_cache(tiny("llama"), keep(0.5))
+
+
+@pytest.mark.parametrize("base", [Fetch, TopK, Quest, InfiniGen])
+def test_a_fetch_of_ones_own_keeps_what_it_declares(base):
+    class Mine(base):
+        per_row = ("seen",)
+
+        def prefill(self, layer, query, keys):
+            super().prefill(layer, query, keys)
+            layer.state.seen = torch.tensor(layer.lengths)
+
+    stepper = begun(tiny("llama"), {"place": Host(Mine())}, left_padded([prompt(9), prompt(5)]))
+    stepper.fork(torch.tensor([1, 0, 1]))
+    assert stepper.cache.layers[-1].place.fetch.seen.tolist() == [5, 9, 5]
 
 
 def test_a_name_is_not_given_twice_in_one_list():

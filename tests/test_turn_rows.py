@@ -1,6 +1,7 @@
 """A row with few tokens, or none, in a prompt or a later turn of its batch is what it is alone."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_a_keep_that_writes_in_place_chooses_once_for_each_row():
             new = torch.zeros_like(layer.slot_positions)
             if layer.state.often is not None:
                 new[..., : layer.state.often.shape[2]] = layer.state.often
-            layer.state.often = new
+            layer.state.often, layer.state.once = new, threading.Lock()  # which nobody can copy
 
         def score(self, layer):
             return ((layer.state.often.add_(1) + layer.slot_positions) % 5).float()

@@ -116,9 +116,9 @@ class InfiniGen(TopK):
 
     def start(self, layer) -> State:
         if self.whole(layer.index):
-            return State(self)
+            return State(self, self)
         model = layer.model
-        state = InfiniGenState(self)
+        state = InfiniGenState(self, self)
         state.projection = query_projection(model, layer.index)
         if not is_folded(model):
             state.skew = skew(model)[layer.order]

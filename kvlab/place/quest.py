@@ -66,7 +66,7 @@ class Quest(TopK):
 
     def start(self, layer) -> State:
         check_within("page", self.page, layer.shape.context)
-        return QuestState(self)
+        return QuestState(self, self)
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         self.append(layer, keys)
