@@ -87,10 +87,5 @@ def is_step(model, input_ids=None, cache=None, attention_mask=None, use_cache=Tr
         return False
     if any(layer.timeline is not None for layer in cache.attending):
         return False
-    return not _listens(cache)
-
-
-def _listens(cache) -> bool:
-    """Whether its places want the input of every block (InfiniGen)."""
     fetch = getattr(cache.attending[0].place.policy, "fetch", None)
-    return fetch is not None and fetch.speculates
+    return fetch is None or not fetch.speculates  # else its places want the input of every block
