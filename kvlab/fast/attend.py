@@ -51,7 +51,11 @@ def fits(store, query: Tensor, observed: bool = False) -> bool:
         return False
     if not all(part.is_contiguous() for part in (*store.keys, *store.values)):
         return False
-    return _numba() and (layout(store, query.shape[3]) or _wide(store, query.shape[3])) is not None
+    if not _numba():
+        return False
+    from . import sides
+
+    return (layout(store, query.shape[3]) or sides.layout(store, query.shape[3])) is not None
 
 
 def attend_packed(
@@ -90,12 +94,6 @@ def writes(store, head_dim: int) -> bool:
     from . import sides
 
     return layout(store, head_dim) is not None or sides.writes(store)
-
-
-def _wide(store, head_dim: int) -> tuple[int, ...] | None:
-    from . import sides
-
-    return sides.layout(store, head_dim)
 
 
 def run(

@@ -30,9 +30,8 @@ class Fused:
     @classmethod
     def of(cls, store, query: Tensor) -> Fused | None:
         """For a store and queries like this one; None where no kernel fits, or writes into its buffers."""
-        if target(store) is None or not (fits(store, query.detach()) and writes(store, query.shape[3])):
-            return None
-        return cls(store, query.shape[1], query.shape[3])
+        fit = fits(store, query.detach()) and writes(store, query.shape[3])
+        return cls(store, query.shape[1], query.shape[3]) if fit else None
 
     def has_room(self, store) -> bool:
         """Whether the store's buffers are those that it was made for, with a free slot."""

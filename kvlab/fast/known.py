@@ -64,19 +64,18 @@ def in_blocks(store) -> bool:
 
 def readable(store) -> bool:
     """Whether kernels know what a store, or a part of one, holds."""
-    if type(store) is KiviState:
-        return store.written > 0
+    if in_blocks(store):
+        return True
     if type(store) not in (GrowingState, StaticState, Packed) or getattr(store, "exact", None) is not None:
         return False
     forms = coded(store.format), coded(store.value_format)
     return all(map(knows, forms))
 
 
-def target(store) -> tuple | None:
-    """The buffers into which a kernel may write the next token, of K the first one; None: there are none."""
-    if type(store) is KiviState:
-        return store.recents
-    return store.keys if type(store) in (GrowingState, StaticState) else None
+def target(store) -> tuple:
+    """The buffers into which a kernel writes the next token to a store that is `readable`, of K the first
+    one."""
+    return store.recents if type(store) is KiviState else store.keys
 
 
 def vacant(store) -> int:

@@ -25,9 +25,9 @@ def layout(store, head_dim: int) -> tuple[wide.Side, wide.Side] | None:
     if head_dim % 32:  # whole words in every plane
         return None
     if in_blocks(store):
-        written, short = store.written, (store.recent - store.prompt) % store.group
-        if not written or store.recents[1].shape[3] != head_dim:
+        if store.recents[1].shape[3] != head_dim:
             return None
+        written, short = store.written, (store.recent - store.prompt) % store.group
         return (form.bits, head_dim, store.group, short, written), (form.bits, other.group, 0, 0, written)
     keys, values = _side(form, store.keys, head_dim), _side(other, store.values, head_dim)
     return None if keys is None or values is None else (keys, values)
