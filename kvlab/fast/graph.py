@@ -135,10 +135,10 @@ class Graph:
     def __init__(self, model, cache):
         check_configuration(model.config)
         layers = cache.attending
-        if any(layer.local is not None for layer in layers):
-            check_windows(model)
         if cache.switch.tokens is not None or len(layers) < len(cache.layers):
             raise Unsuited("it holds more than K and V, or rotates by the text's length")
+        if any(layer.local is not None for layer in layers):
+            check_windows(model, len(layers))
         self.cache, self.model, self.late = weakref.ref(cache), weakref.ref(model), Late()
         rows, device = len(cache.lengths), entry_of(model)
         self.ids, self.position = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in "ip")

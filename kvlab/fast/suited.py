@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..attention import recorded
-from ..cache import KVCache
 from ..models.stamp import Stamp
 from ..visibility import Visibility
 
@@ -47,14 +46,11 @@ def check_configuration(config) -> None:
         raise Unsuited("its rotary embedding depends on the text's length")
 
 
-def check_windows(model) -> None:
-    """Unsuited if a layer holds anything but K and V, or sees by any rule except a sliding window."""
-    cache = KVCache(model)
-    if not cache.fillable:
-        raise Unsuited("its layers hold something else than K and V")
+def check_windows(model, layers: int) -> None:
+    """Unsuited if one of so many layers sees by any rule except a sliding window."""
     ids = torch.zeros(1, PROMPT, dtype=torch.long, device="cpu")
     found = [given.visibility for given in recorded(model, ids)]
-    if len(found) != len(cache.layers) or not all(each.rule is None or slides(each) for each in found):
+    if len(found) != layers or not all(each.rule is None or slides(each) for each in found):
         raise Unsuited("its layers see by a rule of their own")
 
 
