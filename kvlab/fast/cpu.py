@@ -12,7 +12,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: fast/lanes.py a2c6f345
+# Compiled into this: fast/lanes.py d5a701e7
 
 from __future__ import annotations
 

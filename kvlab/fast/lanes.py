@@ -5,7 +5,7 @@ and query head, and it decodes each code again for every head. So the two loops 
 step are written here with vectors of 16 fp32 numbers: `dots` multiplies queries by four tokens of K, and
 `add_up` multiplies weights by V. Each code is decoded once for all query heads, and the lanes of four tokens
 are summed together. LLVM puts such a vector into one AVX-512 register, two AVX2 registers, or four of a
-smaller machine. Each has a version in Python, which runs where nothing is compiled (in tests).
+smaller machine. Only compiled code can call them; `tests/fast/test_every_shape.py` has them in Python.
 
 Codes are `[tokens, width]`. A byte of int4 holds channels j and head_dim / 2 + j, so int4 codes are half as
 wide as the numbers. steps fp32 `[tokens, groups]`: the scale of each group of channels; a group is a multiple
@@ -14,9 +14,8 @@ of 16 channels, and group 0 means no scales.
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
@@ -36,32 +35,6 @@ VECTOR = ir.VectorType(FLOAT, LANES)
 FUSED = ("contract",)  # a product and a sum may be one operation
 
 
-@njit(inline="always", fastmath=FAST)
-def _value(kind, code):
-    """The number that a code stands for, without its scale. For an int4 byte, the number of its lower
-    half."""
-    if kind in (INT8, F32):
-        return np.float32(code)
-    if kind == BF16:
-        return np.int32(np.int32(code) << 16).view(np.float32)
-    if kind == INT4:  # numba widens what it adds to 64 bits; cut back at once, 16 of them fit a register
-        return np.float32(np.int32(np.int32(np.int32(code) & 15) - 8))
-    bits = np.int32(code)
-    if kind == E4M3:
-        normal = np.int32(((bits & 127) << 20) + (120 << 23)).view(np.float32)
-        size = normal if bits & 120 else np.float32(np.int32(bits & 7)) * np.float32(2.0**-9)
-    else:
-        normal = np.int32(((bits & 127) << 21) + (112 << 23)).view(np.float32)
-        size = normal if bits & 124 else np.float32(np.int32(bits & 3)) * np.float32(2.0**-16)
-    return -size if bits & 128 else size
-
-
-@njit(inline="always", fastmath=FAST)
-def _upper(code):
-    """The number that the upper half of an int4 byte stands for."""
-    return np.float32(np.int32(np.int32(np.int32(code) >> 4) - 8))
-
-
 def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
     """Query heads `first` to `first + heads - 1` times the K of the first `size` tokens, into their scores.
     For e4m3 a score is 1 / `UNIT` of the true one. Four tokens are computed together, so up to three scores
@@ -70,10 +43,7 @@ def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
     q `[heads, channels]`, scores `[heads, tokens]`. kind, heads and group must be constants when this is
     compiled, and so should width.
     """
-    for t in range((size + 3) // 4 * 4):
-        row = _row(kind, group, codes, steps, min(t, size - 1))
-        for s in range(first, first + heads):
-            scores[s, t] = sum(q[s, j] * x for j, x in enumerate(row))
+    raise NotImplementedError
 
 
 def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
@@ -82,34 +52,17 @@ def add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
 
     total `[heads, channels]`, weights `[heads, tokens]`; the others as in `dots`.
     """
-    for t in range(size):
-        row = _row(kind, group, codes, steps, t)
-        for s in range(first, first + heads):
-            for j, x in enumerate(row):
-                total[s, j] += weights[s, t] * x
+    raise NotImplementedError
 
 
 def largest(scores, s, size, least):
     """The largest of the first `size` scores, a multiple of `LANES`, of query head s, or `least` if that is
     larger. NaN is skipped, because a loop that has to handle NaN is not vectorized."""
-    for t in range(size):
-        least = max(least, scores[s, t])
-    return least
-
-
-def _row(kind, group, codes, steps, t) -> list:
-    """The numbers of one token, in Python."""
-    row = [_value.py_func(kind, code) for code in codes[t]]
-    row += [_upper.py_func(code) for code in codes[t]] if kind == INT4 else []
-    unit = np.float32(1 / UNIT if kind == E4M3 else 1)
-    return [x * (steps[t, j // group] if group else unit) for j, x in enumerate(row)]
-
-
-# Below, the same as LLVM's instructions. A `Code` writes them.
+    raise NotImplementedError
 
 
 class Code:
-    """Emits instructions (`builder`) for the function that is being compiled, and knows its arrays."""
+    """Emits LLVM's instructions (`builder`) for the function that is being compiled, and knows its arrays."""
 
     def __init__(self, context, builder, signature, given):
         self.context, self.builder = context, builder

@@ -17,7 +17,7 @@ its levels, in fp32, in place of zero points. The kernel reads and writes the sa
 tokens index whole arrays: numba counts references to a slice, which takes longer than the token.
 """
 
-# Compiled into this: fast/cpu.py 5157b3ee, fast/lanes.py a2c6f345
+# Compiled into this: fast/cpu.py cc080165, fast/lanes.py d5a701e7
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import numpy as np
 from numba import njit
 
 from .cpu import FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
-from .lanes import E4M3, F32, FAST, LANES, _value, add_up, dots
+from .lanes import E4M3, F32, FAST, LANES, add_up, dots
 
 Side = tuple[int, int, int, int, int]
 BLOCK = 128  # tokens whose numbers are held at a time
@@ -110,8 +110,13 @@ def _small(code):
 
 @njit(inline="always", fastmath=FAST)
 def _step(form, byte):
-    """The value of the stored scale of a block of 4-bit floats."""
-    return _value(E4M3, byte) if form == NVFP4 else np.int32(np.int32(byte) << 23).view(np.float32)
+    """The value of the stored scale of a block of 4-bit floats: an exponent, or e4m3."""
+    if form == MXFP4:
+        return np.int32(np.int32(byte) << 23).view(np.float32)
+    bits = np.int32(byte)
+    normal = np.int32(((bits & 127) << 20) + (120 << 23)).view(np.float32)
+    size = normal if bits & 120 else np.float32(np.int32(bits & 7)) * np.float32(2.0**-9)
+    return -size if bits & 128 else size
 
 
 @njit(fastmath=FAST)

@@ -20,7 +20,7 @@ from tiny import started
 
 import kvlab.fast
 from kvlab import attention, fast
-from kvlab.fast import cpu, sides, wide
+from kvlab.fast import cpu, lanes, sides, wide
 from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Rotated
 
 from .test_attend import close
@@ -78,6 +78,39 @@ class FencedNumpy:
         return np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 77, dtype).view(Fenced)
 
 
+def numbers(kind, group, codes, steps, t):
+    """The numbers of one token, for e4m3 1 / `UNIT` of them."""
+    one = torch.from_numpy(np.array(codes[t]))
+    if kind == lanes.INT4:
+        row = torch.cat([one & 15, one >> 4]).float() - 8
+    elif kind == lanes.E4M3:
+        row = one.view(torch.float8_e4m3fn).float() / lanes.UNIT
+    else:
+        row = (one.view(torch.float8_e5m2) if kind == lanes.E5M2 else one).float()
+    return row.numpy() * np.repeat(steps[t], group) if group else row.numpy()
+
+
+def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
+    """`lanes.dots` in Python."""
+    for t in range((size + 3) // 4 * 4):
+        row = numbers(kind, group, codes, steps, min(t, size - 1))
+        for s in range(first, first + heads):
+            scores[s, t] = q[s] @ row
+
+
+def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
+    """`lanes.add_up` in Python."""
+    for t in range(size):
+        row = numbers(kind, group, codes, steps, t)
+        for s in range(first, first + heads):
+            total[s] += weights[s, t] * row
+
+
+def largest(scores, s, size, least):
+    """`lanes.largest` in Python."""
+    return max(least, *(scores[s, t] for t in range(size)))
+
+
 @pytest.fixture()
 def uncompiled(monkeypatch):
     """`attend_packed` runs the kernel as Python, over fenced arrays."""
@@ -95,6 +128,7 @@ def uncompiled(monkeypatch):
         spec.loader.exec_module(module)
         module.BLOCK = 4
         module.SPLIT, module.np = 8, FencedNumpy()
+        module.dots, module.add_up, module.largest = dots, add_up, largest
         monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(kvlab.fast, name.rpartition(".")[2], module)
         return module
