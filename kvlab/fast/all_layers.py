@@ -4,14 +4,15 @@ every head."""
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import numpy as np
 import torch
 
 from ..arithmetic import count_kernel
 from . import block
-from .attend import ALL, NONE, UNOBSERVED, layout
-from .cpu import SPLIT, at_once, compiled, merge
+from .attend import ALL, NONE, UNOBSERVED
+from .cpu import SPLIT, merge
 from .eviction import Eviction
 from .layers import HELD, address, layers
 from .step import made, way
@@ -87,19 +88,15 @@ class Arguments:
     def __init__(self, of: AllLayers, held):
         fused = list(map(made, held))
         self.fused, self.code = list(map(weakref.ref, fused)), None
-        known = {
-            (layout(layer.store, of.head_dim), one.asked, one.dtype, one.turns)
-            for layer, one in zip(held, fused, strict=True)
-        }
-        (of_kernel, asked, dtype, turns), *others = known
-        if others or of_kernel is None or dtype != torch.float32 or turns:
+        known = {(one.kernel, one.asked, one.dtype, one.turns) for one in fused}
+        (kernel, asked, dtype, turns), *others = known
+        if others or isinstance(kernel, partial) or dtype != torch.float32 or turns:
             return
         arrays, self.rows = [one.held for one in fused], asked[0]
         self.held = np.zeros((len(arrays), HELD), np.int64)
         self.held[:, :4] = [[part.ctypes.data for part in parts] for parts in arrays]
         self.held[:, 4] = [parts[0].shape[2] for parts in arrays]
         self.kinds = [np.empty((0, *part.shape[1:]), part.dtype) for part in arrays[0][:2]]
-        kernel = compiled(*of_kernel, at_once(of.heads // of.kv_heads))
         new, numbers = (HEADS, np.float32(1), HEADS, HEADS), (0, 0, 0)
         attend = address(kernel, *new, *self.kinds, *self.kinds, ALL, *numbers, CUBE, CUBE, *UNOBSERVED)
         self.code = np.array([of.into, attend, of.merge, of.out_of, of.logits])
