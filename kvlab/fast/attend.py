@@ -189,7 +189,7 @@ def _fits_gpu(store, query: Tensor) -> bool:
     form, keys = coded(store.format), store.keys[0]
     if type(form) is Exact and keys.stride(2) != keys.shape[3]:  # as a link brings it: torch makes no copy
         return False
-    return _kind(form) == _kind(coded(store.value_format)) and gpu.supports(form, query.shape[3])
+    return form == coded(store.value_format) and gpu.supports(form, query.shape[3])
 
 
 def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) -> Tensor:
@@ -235,17 +235,8 @@ def trusted(store, heads: int, head_dim: int) -> bool:
 
 
 def _case(store, query: Tensor) -> tuple:
-    kind = _kind(coded(store.format))
-    if in_blocks(store):
-        kind = "Kivi", store.format.bits, store.group
+    kind = ("Kivi", store.format.bits, store.group) if in_blocks(store) else coded(store.format)
     return query.device, query.dtype, kind, query.shape[3]
-
-
-def _kind(form) -> tuple:
-    """The properties of a format that a kernel distinguishes."""
-    scales = getattr(form, "scales", None)
-    shared = None if scales is None else (scales.axis, scales.group, scales.dtype)
-    return type(form).__name__, getattr(form, "bits", None) or getattr(form, "format", None), shared
 
 
 @cache
