@@ -22,13 +22,14 @@ LINE = 64  # bytes: every weight begins a line of the processor's caches
 def gather(parameters: Iterable[nn.Parameter]) -> bool:
     """Move the numbers of these parameters into one block, in this order; each parameter's data is then a
     view of it, and the old memory is freed. False, with nothing changed, without such pages, for too few
-    numbers to fill one, or for memory shared with other processes."""
+    numbers to fill one, or for memory shared with other processes, or with one another."""
     found = list({id(one): one for one in parameters}.values())
     starts, end = [], 0
     for one in found:
         starts.append(end)
         end += -(-one.nbytes // LINE) * LINE
-    if end < LARGE or any(one.is_shared() for one in found) or _aliased(found):
+    storages = {one.untyped_storage().data_ptr() for one in found}
+    if end < LARGE or any(one.is_shared() for one in found) or len(storages) < len(found):
         return False
     if (block := _block(end)) is None:
         return False
@@ -48,8 +49,3 @@ def _block(size: int) -> mmap.mmap | None:
     except OSError:  # a kernel without them
         return None
     return block
-
-
-def _aliased(parameters: list[nn.Parameter]) -> bool:
-    """Whether some of them share storage: moving would separate them."""
-    return len({one.untyped_storage().data_ptr() for one in parameters}) < len(parameters)
