@@ -223,28 +223,25 @@ def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos
             now = 0 if shared else items  # the new token is written before others look
             if not _ask(code[1], (q, scaling[i], k, v, *buffers, count, 0, now, some, out, noted, received)):
                 return i
-        if not shared:
-            if goes:
-                _leave(goes, tables[i], rules[i], received, keys, rows, kv_heads, count)
-            continue
-        size = max(1, SHARE // (2 * head_dim * min(count, split)))
-        if leads:
-            due(ours, (items + size - 1) // size)
-        if not opened(ours, ATTENTION, leads):
-            return -1
-        first = taken(ours, SPLITS, size, items)
-        while first < items:
-            end = min(first + size, items)
-            _ask(code[1], (q, scaling[i], none, none, *buffers, count, first, end, some, out, noted,
-                           received))  # fmt: skip
-            done(ours)
+        if shared:
+            size = max(1, SHARE // (2 * head_dim * min(count, split)))
+            if leads:
+                due(ours, (items + size - 1) // size)
+            if not opened(ours, ATTENTION, leads):
+                return -1
             first = taken(ours, SPLITS, size, items)
-        if leads:
-            joined(ours)
-            splits_of = some.reshape(rows * kv_heads, splits, share, head_dim + 2)
-            _do(code[2], (splits_of, out, noted, received))
-            if goes:
-                _leave(goes, tables[i], rules[i], received, keys, rows, kv_heads, count)
+            while first < items:
+                end = min(first + size, items)
+                _ask(code[1], (q, scaling[i], none, none, *buffers, count, first, end, some, out, noted,
+                               received))  # fmt: skip
+                done(ours)
+                first = taken(ours, SPLITS, size, items)
+            if leads:
+                joined(ours)
+                splits_of = some.reshape(rows * kv_heads, splits, share, head_dim + 2)
+                _do(code[2], (splits_of, out, noted, received))
+        if goes and leads:
+            _leave(goes, tables[i], rules[i], received, keys, rows, kv_heads, count)
     ours = team[len(weights) * COUNTERS :]
     before = _out_of(weights[-1], hidden, wide, inner, eps, like)
     _do(code[4], (attended, x, *before, norm, head, said, room, ours, leads))
