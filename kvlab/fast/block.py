@@ -10,7 +10,7 @@ threads may run one call: see `team.py` for `team` and `leads`. `room` holds int
 caches it on disk by versions and this file's text, so the text names the digest of the code compiled in.
 """
 
-# Compiled into this: fast/cpu.py cc080165, fast/lanes.py d5a701e7, fast/team.py b8ef9671
+# Compiled into this: fast/cpu.py cc080165, fast/lanes.py d5a701e7, fast/team.py 2c43d307
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ before its attention, has a team of its own, and so have the logits. A layer's s
 as rows of weights are in `block.py`.
 """
 
-# Compiled into this: fast/closing.py 277aae4a, fast/lanes.py d5a701e7, fast/team.py b8ef9671
+# Compiled into this: fast/closing.py 277aae4a, fast/lanes.py d5a701e7, fast/team.py 2c43d307
 
 from __future__ import annotations
 

@@ -157,19 +157,10 @@ def _apart(leader: int) -> bool:
     return False
 
 
-def _processor() -> int:
-    """The number of the processor on which this thread runs; `NOWHERE` on systems that do not say."""
-    return NOWHERE if sched_getcpu is None else sched_getcpu()
-
-
-def _of_libc():
-    """Linux's `sched_getcpu`; None elsewhere."""
-    with suppress(AttributeError, OSError, TypeError):
-        return ctypes.CDLL(None).sched_getcpu
-    return None
-
-
-sched_getcpu = _of_libc()
+try:
+    _processor = ctypes.CDLL(None).sched_getcpu  # the number of the processor on which this thread runs
+except (AttributeError, OSError, TypeError):  # Linux alone says it
+    _processor = lambda: NOWHERE
 
 
 if hasattr(os, "register_at_fork"):
