@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention import attend
-from ..gather import with_room
 from ..store.growing import joined
 from ..store.planes import pack, unpack
 from .attend import trusted
@@ -128,7 +128,4 @@ class Blocks(Move):
 
 def longer(parts, slots: int) -> tuple[Tensor, ...]:
     """Copies with so many more slots, of zeros."""
-    found = tuple(with_room(part, part.shape[2] + slots) for part in parts)
-    for new, part in zip(found, parts, strict=True):
-        new[:, :, part.shape[2] :] = 0
-    return found
+    return tuple(pad(part, (0, 0, 0, slots)) for part in parts)
