@@ -73,7 +73,8 @@ def attend_packed(
     batch, count = query.shape[0], store.length
     mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
     kernel, held = prepared(store, query.shape)
-    out = run(kernel, turned(store.format, query), scaling, nothing(held), held, mask, count, received)
+    none = NONE.get(held[0].dtype, NONE[np.dtype(np.float32)])
+    out = run(kernel, turned(store.format, query), scaling, (none, none), held, mask, count, received)
     return turned(store.value_format, out, back=True)
 
 
@@ -120,12 +121,6 @@ def run(
         return None
     count_kernel(4 * query.numel() * count)
     return out.to(query.dtype)
-
-
-def nothing(held) -> tuple[np.ndarray, np.ndarray]:
-    """No new token, as the kernel that reads `held` takes one."""
-    none = NONE.get(held[0].dtype, NONE[np.dtype(np.float32)])
-    return none, none
 
 
 def kept_as(store) -> torch.dtype | None:
