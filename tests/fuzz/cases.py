@@ -20,38 +20,22 @@ KNOWN = NAMED | PROFILED
 METHODS = {name: one.spec((one.same or "") if one.less is None else one.less) for name, one in KNOWN.items()}
 METHODS |= {
     "composed": "policies of every kind, put together in other ways",
-    "static": "static",
-    "paged": "paged:block=4",
     "padded": "padded:length=100,chunk=1",
     "int8": "int8:group=4",
     "int4": "int4:group=10,sinks=2",
-    "int5": "int5:rotate=true",
-    "int2": "int2:symmetric=false",
-    "kivi2": "kivi2:group=4,recent=6",
     "kivi4": "kivi4:group=5,recent=3",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4:largest=4over6",
-    "mxfp4": "mxfp4:skip_layers=1",
-    "turboquant": "turboquant:bits=3",
     "kvquant": "kvquant:bits=2,outliers=0.06",
     "mixed": "mixed:k=int8,v=turboquant",
-    "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",
     "adakv": "adakv:of=h2o,budget=0.5",
-    "lagkv": "lagkv:budget=0.5,lag=0.3,sinks=2",
     "expected": "expected:budget=0.5,sinks=2,future=9",
     "rkv": "rkv:budget=0.5,window=3,every=3",
     "duo": "duo:heads=0.5",
     "offload": "offload:link=1e10",
-    "offload+int4": "offload+int4:link=1e10",
-    "offload+h2o": "offload+h2o:budget=0.5,link=1e10",
     "uvm": "uvm:memory=20,link=1e10",
     "uvm+h2o": "uvm+h2o:budget=0.5,memory=20",
-    "topk": "topk:budget=0.4,link=1e10",
     "infinigen": "infinigen:budget=0.5,alpha=2.0,full_layers=1,pool=0.8",
     "infinigen+int4": "infinigen+int4:budget=0.5,alpha=2.0,full_layers=1",
-    "quest": "quest:budget=0.4,page=3,full_layers=1",
     "quest+int8": "quest+int8:budget=0.4,page=4,full_layers=0,link=1e10",
-    "shadowkv": "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
 }
 MORE = {  # further settings of a method, and the models they run on, which take turns with the first
     "full": [("full", "fp32"), ("full", "compiled"), ("full", "window"), ("full", "graph"),
@@ -162,10 +146,6 @@ def _model(kind: str):
         model = compiled(copy.deepcopy(model))
         assert engine_of(model) == "compiled"
     if kind.startswith("graph") and lodger() is not None:
-        from kvlab.fast import graph
-
-        if not torch.cuda.is_available():
-            graph.captured = replayed.captured
         model = replayed.replaying(model)
     return model
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast import replayed
 from fuzz.alone import PAD, Alone, Row, Turn, bare, positions
 from fuzz.cases import METHODS, NOT_BARE, Case
 from hypothesis import HealthCheck, Phase, settings, stateful
@@ -360,6 +361,8 @@ def run(case: Case, examples: int, steps: int, seed: int | None = None) -> None:
             patch.setattr("kvlab.fast.graph.FIRST", 0)  # every step that can be is captured
             for where in ("moves", "blocks"):  # turns are longer than the room behind a captured step
                 patch.setattr(f"kvlab.fast.{where}.LEAST_ROOM", 8)
+            if not torch.cuda.is_available():
+                patch.setattr("kvlab.fast.graph.captured", replayed.captured)
         stateful.run_state_machine_as_test(factory, settings=wanted)
 
 
