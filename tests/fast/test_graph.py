@@ -17,7 +17,7 @@ from kvlab.decode import Stepper
 from kvlab.fast import graph
 from kvlab.fast.recorder import check_repeats
 from kvlab.fast.suited import Unsuited
-from kvlab.methods import METHODS
+from kvlab.methods import HOST, METHODS
 
 STEPS, PROMPT, BLOCKS = 16, 30, "kivi2:group=4,recent=6"
 EAGER = {  # methods that no graph serves, and why
@@ -27,17 +27,10 @@ EAGER = {  # methods that no graph serves, and why
     "kvzip": "a store of kind Ragged is written by the host",
     "adakv": "a store of kind Ragged is written by the host",
     "rkv": "RKV lets go of other tokens than one of every head",
-    "quest": "K and V are on a host",
-    "quest+int8": "K and V are on a host",
-    "topk": "K and V are on a host",
-    "shadowkv": "K and V are on a host",
-    "offload": "K and V are on a host",
-    "offload+int4": "K and V are on a host",
-    "offload+h2o": "K and V are on a host",
-    "uvm": "K and V are on a host",
-    "uvm+h2o": "K and V are on a host",
 }
 NONE = {"recompute", "padded", "infinigen", "infinigen+int4"}  # no KVCache, or one that listens to the model
+HOSTS = [name for name, one in METHODS.items() if one.family == HOST and name not in NONE]
+EAGER |= dict.fromkeys(HOSTS, "K and V are on a host")
 
 
 def spec_of(name: str) -> str:

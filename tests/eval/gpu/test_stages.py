@@ -84,9 +84,3 @@ def test_a_method_that_differs_from_its_cpu_self_is_not_right(bench, monkeypatch
 
 def test_links_say_what_no_link_says(bench):
     assert all(row["right"] for row in right.links(bench, ["offload", "uvm", "infinigen"], small=True))
-
-
-# Models and caches.
-
-
-# Too little memory.

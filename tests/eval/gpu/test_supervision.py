@@ -120,16 +120,8 @@ PLAN = [
 ]  # fmt: skip
 
 
-def test_the_best_comes_first_and_everything_is_written_as_it_comes(monkeypatch, capfd, tmp_path):
-    code, asked, found, said = run(monkeypatch, capfd, tmp_path, units=PLAN)
-    assert code == 0 and asked == ["a", "b", "c", "d", "nice"]
-    assert list(found["units"]) == ["right:a", "link:b", "link:c", "right:d", "right:nice"]
-    assert found["failed"] == found["left_out"] == [] and found["machine"]["device"] == "card"
-    assert "1/5 right:a: fine" in said
-    assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == [], "everything is kept"
-
-
-def test_a_failure_is_one_line_its_traceback_is_kept_and_it_is_tried_again(monkeypatch, capfd, tmp_path):
+def test_the_best_comes_first_and_a_failure_is_one_line_and_tried_again(monkeypatch, capfd, tmp_path):
+    """Everything is written as it comes, and kept; of what fails, the traceback."""
     wrong = {"b": Failed("RuntimeError: CUDA error: an illegal memory access", "Traceback ...\nwhole")}
     code, asked, found, said = run(monkeypatch, capfd, tmp_path, wrong, units=PLAN)
     assert code == 1 and asked == ["a", "b", "c", "d", "nice"]
@@ -137,5 +129,8 @@ def test_a_failure_is_one_line_its_traceback_is_kept_and_it_is_tried_again(monke
         {"task": "gpu:link:b", "line": "RuntimeError: CUDA error: an illegal memory access",
          "traceback": "Traceback ...\nwhole"}
     ]  # fmt: skip
+    assert list(found["units"]) == ["right:a", "link:c", "right:d", "right:nice"]
+    assert found["left_out"] == [] and found["machine"]["device"] == "card" and "1/5 right:a: fine" in said
     assert "failed: link:b: RuntimeError: CUDA error" in said and "whole" not in said
     assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == ["b"]
+    assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == [], "everything is kept"
