@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from itertools import cycle
+from itertools import cycle, product
 
 import llvmlite.binding
 import numba
@@ -36,18 +36,8 @@ INTEGERS = [
     if group is None or (head_dim % group == 0 and group < head_dim)
 ]
 FLOATS = [(name, head_dim) for name in ("e4m3", "e5m2") for head_dim in HEADS]
-SHAPES = dict(
-    zip(  # every format meets another (KV heads, query heads for each, tokens, mask)
-        [*INTEGERS, *FLOATS],
-        cycle(
-            (kv_heads, share, tokens, masked)
-            for tokens in LENGTHS
-            for kv_heads, share in ((1, 1), (1, 2), (3, 1), (1, 3))
-            for masked in (False, True)
-        ),
-        strict=False,
-    )
-)
+EVERY = product(LENGTHS, ((1, 1), (1, 2), (3, 1), (1, 3)), (False, True))
+SHAPES = dict(zip([*INTEGERS, *FLOATS], cycle(EVERY)))  # tokens, (KV heads, query heads for each), mask
 
 
 class Fenced(np.ndarray):
@@ -164,12 +154,14 @@ def case(form, head_dim, kv_heads, share, tokens, masked, batch=1):
 
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS)
 def test_integers_are_right_and_stay_within_bounds(bits, head_dim, group, uncompiled):
-    case(Int(bits, group), head_dim, *SHAPES[bits, head_dim, group])
+    tokens, heads, masked = SHAPES[bits, head_dim, group]
+    case(Int(bits, group), head_dim, *heads, tokens, masked)
 
 
 @pytest.mark.parametrize("name, head_dim", FLOATS)
 def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
-    case(Float8(name), head_dim, *SHAPES[name, head_dim])
+    tokens, heads, masked = SHAPES[name, head_dim]
+    case(Float8(name), head_dim, *heads, tokens, masked)
 
 
 WIDE = [

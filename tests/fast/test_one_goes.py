@@ -4,7 +4,8 @@ import importlib
 
 import pytest
 import torch
-from tiny import left_padded, prompt, tiny
+from fast.atonce import of
+from tiny import left_padded, prompt
 
 import kvlab
 from kvlab.fast.step import PER_EMPTY
@@ -14,13 +15,6 @@ from kvlab.store import Int
 step_module = importlib.import_module("kvlab.fast.step")
 KEEPS = ("h2o:budget=0.6", "h2o:budget=0.6,recent=0.1", "tova:budget=0.6", "sinks:budget=0.6",
          "h2o:budget=0.6,chunk=3")  # fmt: skip
-WIDE = {
-    "max_position_embeddings": 512,
-    "hidden_size": 96,
-    "head_dim": 32,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-}
 
 
 def kept(layer) -> list:
@@ -33,7 +27,7 @@ def kept(layer) -> list:
     "spec, rows", [(one, (1, 3)[i % 2]) for i, one in enumerate([*KEEPS, "h2o of int8"])]
 )
 def test_the_same_tokens_stay_and_the_logits_are_the_same(spec, rows, monkeypatch):
-    model = tiny("llama", **WIDE)
+    model = of(max_position_embeddings=512)
     ids, mask = left_padded([prompt(250 - 7 * row, seed=row) for row in range(rows)])
     found = []
     for plain in (False, True):
