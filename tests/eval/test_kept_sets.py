@@ -1,7 +1,7 @@
 """What is held of a context does not depend on the question, bit by bit, under every keep that evicts.
 
 Two questions of other lengths are asked of the same contexts, and the kept sets compared: once the context
-has been compressed, and once the question has been fed. The comparison sees a question that is inside.
+has been compressed, and once the question has been fed.
 """
 
 import copy
@@ -13,7 +13,7 @@ from families import profiles
 from tiny import LOSSY, policies
 
 from eval.accuracy import KVLabLM, scoring
-from eval.accuracy.protocols import EVERY_STEP, FIRST, INSIDE, MANY
+from eval.accuracy.protocols import FIRST, MANY
 from kvlab.spec import name_of
 
 CONTEXTS = [
@@ -23,7 +23,6 @@ CONTEXTS = [
     "Ada has a boat, too; she keeps it in the shed, under the old bridge, and nobody knows where the key is.",
 ]
 QUESTIONS = ["the dog", "a\nquite other one, about the key under the bridge: 1, 2 or 3?", "who ran home"]
-POOLS = {"infinigen"}  # evicts where its pool is smaller than the text
 EVICTING = [
     spec
     for spec in (*LOSSY, *profiles.LOSSY)
@@ -31,19 +30,16 @@ EVICTING = [
 ]
 
 
-def kept(setting, method, questions, protocol=FIRST, size=64, evict=None, late=0, turns=None) -> list:
+def kept(setting, method, questions, protocol=FIRST, size=64, turns=None) -> list:
     """Which tokens of its context every row holds, `[rows, kv_heads, tokens]`, batch by batch and layer by
     layer: once the context has been compressed and, of one question on each, once that has been fed.
 
-    late: cut so many tokens behind the cut. turns: those before each prompt, which stands in a template then.
+    turns: those before each prompt, which stands in a template then.
     """
     model, tokenizer, make = setting
-    lm = KVLabLM(
-        model, profiles.profiled(method, model), tokenizer=tokenizer, protocol=protocol, batch_size=size,
-        evict=evict,
-    )  # fmt: skip
-    found, shared, context = [], scoring.shared, lm._context
-    lm._context = lambda *arguments: context(*arguments) + late
+    how = {"tokenizer": tokenizer, "protocol": protocol, "batch_size": size}
+    lm = KVLabLM(model, profiles.profiled(method, model), **how)
+    found, shared = [], scoring.shared
 
     def look(cache, lengths: list[int]) -> None:
         for layer in cache.attending:
@@ -83,17 +79,6 @@ def equal(one: list, other: list) -> bool:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_every_keep_that_evicts_is_there():
-    """Of the table of methods, budgets and all."""
-    from kvlab.finding import METHODS, PROFILED
-
-    names = {name_of(spec) for spec in EVICTING}
-    for name, method in METHODS.items():
-        keep = method.policies(**{"link": None} if "link" in method.parameters else {}).get("keep")
-        assert (keep is not None and keep.evicts) == (name in names - PROFILED.keys() - POOLS), name
-    assert names >= PROFILED.keys() | POOLS
-
-
 @pytest.mark.parametrize("method", EVICTING)
 def test_another_question_leaves_the_kept_sets_as_they_are(setting, method):
     first, other = (kept(setting, method, [question], size=1) for question in QUESTIONS[:2])
@@ -112,22 +97,3 @@ def test_so_it_is_in_a_chat_template(setting, turns):
     found = [kept((model, tokenizer, setting[2]), method, [one], size=1, turns=turns) for one in QUESTIONS]
     assert all(equal(found[0], other) for other in found[1:])
     assert not all(one.all() for one in found[0])
-
-
-@pytest.mark.parametrize("method, size", [("snapkv:budget=0.4,window=4", 1), ("h2o:budget=0.4", 64)])
-def test_a_question_that_is_seen_changes_them(setting, method, size):
-    """Inside, of course; and under context-first, if its cut were late by as much as both begin with, and two
-    tokens."""
-    late = len(setting[1]("\nQuestion:").input_ids) + 2
-    for how in ({"protocol": INSIDE}, {"late": late}):
-        first, other = (kept(setting, method, [one], size=size, **how) for one in QUESTIONS[:2])
-        assert not equal(first, other), how
-
-
-@pytest.mark.parametrize("method", ["tova:budget=0.4", "sinks:budget=0.4"])
-def test_a_question_that_evicts_changes_them(setting, method):
-    """Kept sets are compared after the question, too: where it may evict, they differ then."""
-    first, other = (kept(setting, method, [one], evict=EVERY_STEP) for one in QUESTIONS[:2])
-    assert not equal(first, other)
-    layers = setting[0].config.num_hidden_layers
-    assert equal(first[:layers], other[:layers])
