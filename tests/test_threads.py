@@ -25,29 +25,18 @@ SPECS = [
 ]
 
 
-def at_once(model, cache, others, step=lambda cache, model: model(prompt(1), past_key_values=cache)):
-    """What `others(cache)` say in another thread while a step is in the middle of the model."""
+def at_once(model, cache, others):
+    """What `others(cache)` raise in another thread while a step is in the middle of the model."""
     said = []
 
     def meet(*args):
         hook.remove()
-
-        def run(do):
-            try:
-                do(cache)
-            except BaseException as error:
-                said.append(error)
-            else:
-                said.append(None)
-
-        for do in others:
-            thread = threading.Thread(target=run, args=(do,))
-            thread.start()
-            thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            said.extend(pool.submit(do, cache).exception() for do in others)
 
     hook = model.model.layers[1].register_forward_pre_hook(meet)
     with torch.no_grad():
-        step(cache, model)
+        model(prompt(1), past_key_values=cache)
     return said
 
 
