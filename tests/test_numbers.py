@@ -9,7 +9,7 @@ from drawn import FORMS
 from every import LINKED
 from families.models import family
 from families.profiles import profiled
-from tiny import EACH, SAME, prompt, refusing, tiny
+from tiny import EACH, SAME, begun, prompt, refusing, tiny
 
 import kvlab
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Rotated, Smoothed
@@ -181,16 +181,12 @@ def test_padding_may_be_anything():
     model = tiny("llama")
     mask = torch.ones(2, 8).long()
     mask[1, 5:] = 0
-    with model.lm_head.register_forward_hook(
-        lambda module, args, out: (
-            out.index_put((torch.tensor([1]), torch.tensor([7])), torch.tensor(float("nan")))
-            if out.shape[1] == 8
-            else out
-        )
-    ):
-        kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2), mask)
+    place = torch.tensor([1]), torch.tensor([7])
+    spoilt = lambda module, args, out: out.index_put(place, torch.tensor(float("nan")))
+    with model.lm_head.register_forward_hook(spoilt):
+        begun(model, "full", (prompt(8, 2), mask))
         with pytest.raises(ValueError, match="not finite"):
-            kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2))
+            begun(model, "full", prompt(8, 2))
 
 
 @pytest.mark.parametrize("spec", [spec for spec in (*EACH, *LINKED) if spec != "recompute"])
@@ -277,25 +273,15 @@ def test_numbers_of_padding_are_nobodys(spec, value):
     mask[1, :7] = 0
     spec = profiled(spec, model)
 
-    def large(module, args, out):
-        return (
-            out.clone().masked_fill_(~mask[:, : out.shape[1], None].bool(), value)
-            if out.shape[1] > 1
-            else out
-        )
-
+    large = lambda module, args, out: (
+        out if out.shape[1] == 1 else out.masked_fill(mask[..., None] == 0, value)
+    )
+    loud = ("k_proj", "v_proj") if value < 1e3 else ("v_proj",)
     found = []
-    for loud in (False, True):
-        cache = kvlab.make_cache(model, spec)
-        hooks = [
-            getattr(layer.self_attn, name).register_forward_hook(large)
-            for layer in model.model.layers
-            for name in (("k_proj", "v_proj") if value < 1e3 else ("v_proj",))
-            if loud
-        ]
-        stepper = kvlab.Stepper(model, cache)
-        stepper.feed(ids, mask)
-        for hook in hooks:
-            hook.remove()
-        found.append((stepper.feed(prompt(1, 2), last=True), cache.stats()))
+    for parts in ((), loud):
+        for layer in model.model.layers:
+            for name in parts:
+                getattr(layer.self_attn, name).register_forward_hook(large)
+        stepper = begun(model, spec, (ids, mask))
+        found.append((stepper.feed(prompt(1, 2), last=True), stepper.cache.stats()))
     assert torch.allclose(found[0][0], found[1][0], atol=1e-4) and found[0][1] == found[1][1]

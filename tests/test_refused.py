@@ -128,46 +128,27 @@ def test_formats_of_widths_that_they_do_not_fill():
             make()
 
 
-@pytest.mark.parametrize(
-    "touch, line",
-    [
-        (
-            lambda model, cache: model(None, past_key_values=cache),
-            "input_ids is a NoneType: expected a tensor",
-        ),
-        (
-            lambda model, cache: model(torch.arange(3, 9), past_key_values=cache),
-            r"input_ids of shape \(6,\): expected \[batch, tokens\]",
-        ),
-        (
-            lambda model, cache: model(torch.ones(1, 4).long(), past_key_values=cache, position_ids=True),
-            "position_ids is a bool: expected a tensor",
-        ),
-        (
-            lambda model, cache: cache.update(torch.ones(1, 2, 1, 8), (), 0),
-            "values: expected a tensor .*not tuple",
-        ),
-        (lambda model, cache: cache.update(None, None, 0), "keys: expected a tensor .*not NoneType"),
-        *(
-            (lambda model, cache, mask=mask: model(prompt(1), mask, past_key_values=cache), line)
-            for mask, line in (
-                (torch.ones(1, 1, 1, 6), r"attention_mask has shape .*padding mask"),
-                (torch.ones(1, 3), r"attention_mask has shape .*expected \[batch, tokens seen \+ new\]"),
-            )
-        ),
-        (
-            lambda model, cache: cache.update(torch.ones(2), torch.ones(2), 0),
-            r"keys: expected a tensor .*not \(2,\)",
-        ),
-    ],
-)
-def test_what_is_no_pass_is_refused_in_one_line(touch, line):
+PADDING = r"attention_mask has shape .*padding mask"
+NO_PASS = [  # what a pass is given, or `update`; what is said of it
+    ({"input_ids": None}, "input_ids is a NoneType: expected a tensor"),
+    ({"input_ids": torch.arange(3, 9)}, r"input_ids of shape \(6,\): expected \[batch, tokens\]"),
+    ({"input_ids": prompt(4), "position_ids": True}, "position_ids is a bool: expected a tensor"),
+    ({"input_ids": prompt(1), "attention_mask": torch.ones(1, 1, 1, 6)}, PADDING),
+    ({"input_ids": prompt(1), "attention_mask": torch.ones(1, 3)}, r"expected \[batch, tokens seen \+ new\]"),
+    ((torch.ones(1, 2, 1, 8), (), 0), "values: expected a tensor .*not tuple"),
+    ((None, None, 0), "keys: expected a tensor .*not NoneType"),
+    ((torch.ones(2), torch.ones(2), 0), r"keys: expected a tensor .*not \(2,\)"),
+]
+
+
+@pytest.mark.parametrize("given, line", NO_PASS, ids=[line for _, line in NO_PASS])
+def test_what_is_no_pass_is_refused_in_one_line(given, line):
     """Nothing is lost by it: the cache goes on."""
     model = tiny("llama")
     cache = kvlab.make_cache(model, "int8")
     model(torch.ones(1, 5).long(), past_key_values=cache)
     with pytest.raises((TypeError, ValueError), match=line):
-        touch(model, cache)
+        cache.update(*given) if isinstance(given, tuple) else model(past_key_values=cache, **given)
     model(torch.ones(1, 1).long(), past_key_values=cache)
     assert cache.get_seq_length() == 6
 

@@ -72,21 +72,14 @@ def test_bad_input(made, tmp_path):
     with pytest.raises(ValueError, match=r"profile=None: .*python -m course\.recipes\.kvzap makes one$"):
         kvlab.make_cache(model, "kvzap")
     weight, bias, about = torch.ones(3, 2, 32), torch.ones(3, 2), {"threshold": 0.1, "recent": RECENT}
+    both = {"weight": weight, "bias": bias}
     for tensors, numbers, said in (
         ({"weight": weight}, about, "expected bias, finite float32 of 2 dimensions"),
-        ({"weight": weight[0], "bias": bias}, about, "expected weight, finite float32 of 3 dimensions"),
-        (
-            {"weight": weight, "bias": bias},
-            {"recent": 1},
-            "threshold=None: expected a weight between 0 and 1",
-        ),
-        ({"weight": weight, "bias": bias}, about | {"recent": 0}, "recent=0: expected a whole number of .*"),
-        (
-            {"weight": weight[1:], "bias": bias},
-            about,
-            r"weight has shape \(2, 2, 32\), expected \(3, 2, 32\)",
-        ),
-        ({"weight": weight, "bias": bias.T}, about, r"bias has shape \(2, 3\), expected \(3, 2\)"),
+        (both | {"weight": weight[0]}, about, "expected weight, finite float32 of 3 dimensions"),
+        (both, {"recent": 1}, "threshold=None: expected a weight between 0 and 1"),
+        (both, about | {"recent": 0}, "recent=0: expected a whole number of .*"),
+        (both | {"weight": weight[1:]}, about, r"weight has shape \(2, 2, 32\), expected \(3, 2, 32\)"),
+        (both | {"bias": bias.T}, about, r"bias has shape \(2, 3\), expected \(3, 2\)"),
     ):
         profile.write(tmp_path / "wrong", "kvzap", model, tensors, **numbers)
         with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: {said}$"):

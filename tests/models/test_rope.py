@@ -1,8 +1,10 @@
 """Rotations found by asking a model: what they undo is what the projection gave."""
 
+import copy
+
 import pytest
 import torch
-from tiny import COMMON, FAMILIES, left_padded, prompt, tiny
+from tiny import COMMON, FAMILIES, begun, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.models import rotations_of
@@ -13,21 +15,12 @@ PROJECTED = ["llama", "mistral", "qwen2", "phi"]  # their keys are what k_proj g
 @pytest.mark.parametrize("name", PROJECTED)
 def test_undone_keys_are_what_the_projection_gave(name):
     """Of a padded batch, in every layer, by the positions that the cache holds."""
-    model, given = tiny(name), {}
-    cache = kvlab.make_cache(model, "full")
-    ids, mask = left_padded([prompt(90), prompt(41, seed=1)])
-    hooks = []
+    model, given = kvlab.prepare(copy.deepcopy(tiny(name))), {}
     for index, block in enumerate(model.model.layers):
-
-        def note(module, args, out, index=index):
-            given.setdefault(index, out)
-
-        hooks.append(block.self_attn.k_proj.register_forward_hook(note))
-    try:
-        kvlab.Stepper(model, cache).feed(ids, mask)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        block.self_attn.k_proj.register_forward_hook(
+            lambda module, args, out, index=index: given.update({index: given.get(index, out)})
+        )
+    cache = begun(model, "full", left_padded([prompt(90), prompt(41, seed=1)])).cache
     for rotation, layer in zip(rotations_of(model), cache.layers, strict=True):
         keys, _ = layer.store.read(torch.device("cpu"))
         projected = given[layer.index].unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
