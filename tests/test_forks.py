@@ -37,9 +37,8 @@ def test_beam_search(spec):
 def test_pickling_is_refused_in_one_line(spec):
     cache = make(tiny("llama"), spec)
     for copied in (pickle.dumps, copy.copy, lambda cache: torch.save(cache, io.BytesIO())):
-        with pytest.raises(TypeError, match=r"cannot be pickled: copy.deepcopy\(cache\) copies it") as error:
+        with pytest.raises(TypeError, match=r"^[^\n]*cannot be pickled: copy.deepcopy\(cache\) copies it$"):
             copied(cache)
-        assert "\n" not in str(error.value)
 
 
 def test_a_crop_of_nothing_takes_nothing_from_any_layer():

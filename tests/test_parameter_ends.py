@@ -24,6 +24,5 @@ def test_numbers_without_end_are_refused(name, parameter):
     for value in (2**63 - 1, MOST + 1, dice.randrange(MOST + 1, 2**62) | 1, 1e300, "inf", "1e400", "nan"):
         if parameter == "alpha" and value in ("inf", "1e400"):
             continue  # InfiniGen's alone may be infinite
-        with pytest.raises(ValueError, match=parameter) as error:
+        with pytest.raises(ValueError, match=rf"^[^\n]*{parameter}[^\n]*$"):
             kvlab.make_cache(tiny("llama"), f"{name}:{parameter}={value}")
-        assert "\n" not in str(error.value)

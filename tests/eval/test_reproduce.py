@@ -8,7 +8,7 @@ from eval.reproduce import collect, studies
 from eval.studies.measurements import Perplexity
 from kvlab.spec import parse
 
-KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
+from .test_stored import KEYS
 
 
 @pytest.fixture()
@@ -67,15 +67,10 @@ def test_a_study_is_made_once_and_every_row_says_what_it_stands_on(tiny, tmp_pat
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_study_names_methods_that_there_are(quick, tmp_path):
     """A slip of the pen would be found hours later."""
-    for name in (
-        "piqa.jsonl",
-        "copa.jsonl",
-        "hellaswag.jsonl",
-        "lambada.jsonl",
-        "wikitext2.txt",
-        *(f"{model}-{name}.safetensors" for model in ("workshop", "smollm2") for name in ("duo", "kvzap")),
-        "workshop-opt-duo.safetensors",
-    ):
+    rows = [f"{name}.jsonl" for name in ("piqa", "copa", "hellaswag", "lambada")]
+    models = ("workshop", "workshop-opt", "smollm2")
+    profiles = [f"{model}-{name}.safetensors" for model in models for name in ("duo", "kvzap")]
+    for name in (*rows, "wikitext2.txt", *profiles):
         (tmp_path / name).touch()
     for name, study in studies.STUDIES.items():
         parts = studies.parts(name, quick, tmp_path)

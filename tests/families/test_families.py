@@ -3,6 +3,7 @@
 import copy
 import re
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -96,17 +97,14 @@ def test_a_rehearsed_query_is_the_layers_own(name):
     cache = kvlab.make_cache(ours, "full")
     blocks = blocks_of(ours)
 
-    def note(index):
-        def hook(block, args, kwargs):
-            inputs[index] = args[0] if args else kwargs["hidden_states"], kwargs.get("position_embeddings")
-
-        return hook
+    def note(index, block, args, kwargs):
+        inputs[index] = args[0] if args else kwargs["hidden_states"], kwargs.get("position_embeddings")
 
     def on_read(layer, held, slots, query):
         asked[layer.index] = query
 
     for index, block in enumerate(blocks):
-        block.register_forward_pre_hook(note(index), with_kwargs=True)
+        block.register_forward_pre_hook(partial(note, index), with_kwargs=True)
     for layer in cache.attending:
         layer.on_read = on_read
     stepper = kvlab.Stepper(ours, cache)

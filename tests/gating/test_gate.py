@@ -157,11 +157,8 @@ def test_every_method_gets_a_line(workshop, short):
 
 def test_a_model_that_forgets_its_text_gets_a_reason(workshop, short):
     """`full` is refused at the first question already."""
-    found = gate(
-        kvlab.prepare(family("Jamba", vocab_size=4160, max_position_embeddings=2048)),
-        workshop[1],
-        ["int8", "h2o:budget=0.5"],
-    )
+    model = kvlab.prepare(family("Jamba", vocab_size=4160, max_position_embeddings=2048))
+    found = gate(model, workshop[1], ["int8", "h2o:budget=0.5"])
     assert [line.method for line in found.lines] == ["int8", "h2o:budget=0.5"]
     assert found.lines[1].verdict == "no verdict" and found.lines[1].why and "\n" not in found.lines[1].why
 

@@ -56,10 +56,6 @@ def test_one_pass_for_every_chunk_and_nothing_is_written(store, chunk, calls):
     assert all(layer.keep.scores is layer.keep.ids is layer.keep.real is None for layer in cache.layers)
 
 
-def by_stepper(model, cache, ids, mask):
-    kvlab.Stepper(model, cache).feed(ids, mask)
-
-
 def numbered(model, cache, ids, mask):
     model(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), past_key_values=cache)
 
@@ -87,7 +83,7 @@ def test_whoever_feeds_the_prompt(way, window):
     model = tiny("mistral", sliding_window=window)
     ids, mask = left_padded([prompt(size, seed=size) for size in SIZES])
     one, other = (kvlab.make_cache(model, "kvzip:budget=0.4,chunk=16") for _ in range(2))
-    by_stepper(model, one, ids, mask)
+    kvlab.Stepper(model, one).feed(ids, mask)
     way(model, other, ids, mask)
     assert one.stats().tokens_held < (window or 47)
     for mine, theirs in zip(one.layers, other.layers, strict=True):

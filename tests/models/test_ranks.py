@@ -69,6 +69,5 @@ def test_what_cannot_be_split_is_refused_before_it_is_loaded(
 ):
     tiny(family, "sdpa", **changes).config.save_pretrained(tmp_path)  # and no weights
     monkeypatch.setenv("WORLD_SIZE", str(count))
-    with pytest.raises(ValueError, match=said) as raised:
+    with pytest.raises(ValueError, match=rf"^[^\n]*{said}[^\n]*$"):
         ranks.split(tmp_path)
-    assert "\n" not in str(raised.value)

@@ -138,9 +138,8 @@ def test_what_is_more_than_processors_is_refused_in_one_line(plain, tokenizer, n
     model = copy.deepcopy(plain)
     setattr(model.generation_config, name, value)
     ours = KVLabLM(model, tokenizer=tokenizer)
-    with pytest.raises(Problem, match="generation_config cannot be followed") as caught:
+    with pytest.raises(Problem, match=r"^[^\n]*generation_config cannot be followed[^\n]*$"):
         ours.generate_until(asked("generate_until", [("The", {"until": ["."]})]))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_in_train_mode_is_scored_in_eval_mode_and_given_back(plain, tokenizer):
