@@ -1,5 +1,7 @@
 """A prompt in chunks gives what the whole prompt gives, and is what happens when memory does not suffice."""
 
+import copy
+
 import pytest
 import torch
 from tiny import begun, prompt, tiny
@@ -81,19 +83,15 @@ def test_what_does_not_fit_at_all_is_an_error_and_leaves_the_cache_empty():
 
 def test_a_prompt_is_written_out_layer_by_layer():
     """While a layer computes, no more than its own K and V and those on the link wait for the host."""
-    model = tiny("llama")
+    model, waiting = copy.deepcopy(tiny("llama")), []
     cache = kvlab.make_cache(model, "offload:link=1e9")
-    waiting = []
 
     def count(*_):
         waiting.append(sum(layer.place.uncommitted > 0 for layer in cache.layers))
 
-    hooks = [block.register_forward_pre_hook(count) for block in model.model.layers]
-    try:
-        kvlab.Stepper(model, cache).feed(prompt(50))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for block in model.model.layers:
+        block.register_forward_pre_hook(count)
+    kvlab.Stepper(model, cache).feed(prompt(50))
     assert waiting == [0, 1, 1]
 
 

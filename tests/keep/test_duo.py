@@ -32,18 +32,10 @@ def test_definition(sizes, heads, every, made):
 
     def start(row):
         def held_after(new, present, attended):
-            retrieves = policy.retrieves[0].tolist()
-            over = max(
-                len(mine) - len(keep.duo(mine, False, SINKS, RECENT))
-                for mine, all_of_it in zip(present, retrieves, strict=True)
-                if not all_of_it
-            )
-            if over < (every or 1) and not (new[0] == 0 and over):
-                return present
-            return [
-                keep.duo(mine, all_of_it, SINKS, RECENT)
-                for mine, all_of_it in zip(present, retrieves, strict=True)
-            ]
+            pairs = zip(present, policy.retrieves[0].tolist(), strict=True)
+            kept = [keep.duo(mine, all_of_it, SINKS, RECENT) for mine, all_of_it in pairs]
+            over = max(len(mine) - len(stay) for mine, stay in zip(present, kept, strict=True))
+            return present if over < (every or 1) and not (new[0] == 0 and over) else kept
 
         return held_after
 

@@ -134,6 +134,9 @@ def test_shares_and_limits_of_ones_own_are_looked_at(base, name, said, expected)
         kvlab.Stepper(model, kvlab.KVCache(model, keep=keep)).feed(prompt(20, 2))
 
 
+FAULTS = ("none", "order", "twice", "newest", "beyond", "below", "int32", "heads", "list")
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_slots_of_ones_own_are_looked_at(seed):
     """Slots drawn at random: those in order with the newest among them are kept, all others refused."""
@@ -144,22 +147,16 @@ def test_slots_of_ones_own_are_looked_at(seed):
             if says:
                 layer.state.limits = layer.state.longest = [min(7, held) for held in layer.rows_held]
             shape, slots = layer.slot_positions.shape[:2], layer.slots
-            fault = draw.choice(
-                ("none", "order", "twice", "newest", "beyond", "below", "int32", "heads", "list")
-            )
+            fault = draw.choice(FAULTS)
             found = torch.stack([torch.tensor(sorted(draw.sample(range(slots - 1), 6)) + [slots - 1])
                                  for _ in range(shape.numel())]).view(*shape, 7)  # fmt: skip
             at = draw.randrange(shape[0]), draw.randrange(shape[1])
-            if fault == "order":
-                found[at] = found[at].flip(0)
+            if fault in ("order", "newest"):
+                found[at] = found[at].flip(0) if fault == "order" else torch.arange(7)
             elif fault == "twice":
                 found[(*at, 3)] = found[(*at, 2)]
-            elif fault in ("newest", "beyond", "below"):
-                found[(*at, 6)] = {"newest": slots - 2, "beyond": slots + draw.randrange(10**6), "below": -2}[
-                    fault
-                ]
-                if fault == "newest":
-                    found[(*at, slice(0, 6))] = torch.arange(6)
+            elif fault in ("beyond", "below"):
+                found[(*at, 6)] = slots + draw.randrange(10**6) if fault == "beyond" else -2
             found = {"int32": found.int(), "heads": found[:, :1], "list": found.tolist()}.get(fault, found)
             faults.append(fault)
             return found
