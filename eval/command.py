@@ -92,9 +92,7 @@ class Merge(Measurement):
 
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
-KINDS = (
-    Accuracy, Speed, Perplexity, Gpu, Reproduce, Report, Merge,
-)  # fmt: skip
+KINDS = (Accuracy, Speed, Perplexity, Gpu, Reproduce, Report, Merge)
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
     Reproduce: ".reproduce.documents",
