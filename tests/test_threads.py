@@ -73,33 +73,6 @@ def test_another_thread_is_refused_in_the_middle_of_a_pass(spec):
     assert cache.stats().tokens_seen == 24
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_threads_without_any_order_are_right_or_refused(spec):
-    """Each answer is that of a cache with as many tokens as the cache had seen."""
-    model = copy.deepcopy(tiny("llama"))
-    cache, alone = (kvlab.make_cache(model, spec) for _ in range(2))
-    found, refused = [], []
-    with torch.no_grad():
-        for one in (cache, alone):
-            model(prompt(20), past_key_values=one)
-
-    def run():
-        for _ in range(6):
-            try:
-                with torch.no_grad():
-                    found.append(model(prompt(1), past_key_values=cache).logits)
-            except RuntimeError as error:
-                assert "another thread" in str(error)
-                refused.append(error)
-
-    in_threads(3, run)
-    assert len(found) + len(refused) == 18 and found
-    for logits in found:
-        with torch.no_grad():
-            assert torch.equal(logits, model(prompt(1), past_key_values=alone).logits)
-    assert cache.stats().tokens_seen == 20 + len(found)
-
-
 def test_a_thread_that_is_gone_leaves_nobody_waiting():
     model = copy.deepcopy(tiny("llama"))
     cache = kvlab.make_cache(model, "full")
