@@ -186,12 +186,9 @@ def test_sums_of_ones_own_kind_stay_out_of_compiled_code():
     assert (found[0].logprobs - found[1].logprobs).abs().max() < 1e-4
 
 
+FINE = ("nothing", "one for all heads", "one more axis", "complex", "quantized")
 REMEMBERED = {  # per slot, then per row; x: what a slot received [batch, kv_heads, slots]
-    **{
-        name: WRONG[name]
-        for name in WRONG
-        if name not in ("nothing", "one for all heads", "one more axis", "complex", "quantized")
-    },
+    **{name: wrong for name, wrong in WRONG.items() if name not in FINE},
     "a column too many": lambda x: torch.nn.functional.pad(x, (0, 1)),
     "two heads more": lambda x: torch.cat([x, x], 1),
     "a tuple with a number": lambda x: (x, 3),

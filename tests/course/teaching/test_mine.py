@@ -144,13 +144,9 @@ def own_parts(chapter: int) -> list[str]:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = kept.plain("".join(cell["source"]))
         if cell["cell_type"] == "code" and "mine.keep(" in text:
-            nodes = [
-                one
-                for one in ast.parse(text).body
-                if f"mine.keep({getattr(one, 'name', None)})" in text
-                or "mine.keep(" in ast.get_source_segment(text, one)
-            ]
-            found.append("\n\n".join(ast.get_source_segment(text, one) for one in nodes))
+            parts = {ast.get_source_segment(text, one): one for one in ast.parse(text).body}
+            named = {part: f"mine.keep({getattr(one, 'name', None)})" for part, one in parts.items()}
+            found.append("\n\n".join(part for part in parts if named[part] in text or "mine.keep(" in part))
     return found
 
 
