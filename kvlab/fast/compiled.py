@@ -24,9 +24,7 @@ from .suited import Unsuited, check
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
-INSTEAD = {  # allowed replacements
-    nn.Linear: (nn.Linear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
-}  # fmt: skip
+LINEAR, EMBEDDING = (nn.Linear, NarrowLinear), (nn.Embedding, NarrowEmbedding)
 
 
 def compiled(model, weights: str = "fp32"):
@@ -141,15 +139,16 @@ class Body:
 
     def __init__(self, model):
         config, inner = model.config, getattr(model, "model", None)
-        _are(model, {"model": None, "lm_head": nn.Linear})
-        _are(inner, {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, "norm": None, "rotary_emb": None})
+        _are(model, {"model": None, "lm_head": LINEAR})
+        parts = {"embed_tokens": EMBEDDING, "layers": (nn.ModuleList,), "norm": None, "rotary_emb": None}
+        _are(inner, parts)
         if len(inner.layers) != config.num_hidden_layers:
             raise Unsuited("its configuration says another number of layers")
         self.attentions = [layer.self_attn for layer in inner.layers]
         self.embedding, self.rotary = inner.embed_tokens, inner.rotary_emb
         self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads
         self.head_dim = self.attentions[0].head_dim
-        self.eps = np.float32(_eps(inner.norm))
+        self.eps = _eps(inner.norm)
         into, out_of = zip(*map(self._weights, inner.layers), strict=True)
         last = _array(inner.norm.weight), _linear(model.lm_head)
         self.into, self.last = [*map(_counted, into)], _counted((*out_of[-1], *last))
@@ -166,13 +165,12 @@ class Body:
 
     def _weights(self, layer) -> tuple[tuple, tuple]:
         """A layer's arrays before and after its attention, as `block.into` and `block.out_of` take them."""
-        norms = {"input_layernorm": None, "post_attention_layernorm": None}
-        _are(layer, {"self_attn": None, "mlp": None, **norms})
+        _are(layer, dict.fromkeys(("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")))
         attention, mlp = layer.self_attn, layer.mlp
-        projections = {f"{name}_proj": nn.Linear for name in "qkvo"}
+        projections = {f"{name}_proj": LINEAR for name in "qkvo"}
         headed = hasattr(attention, "q_norm")
         _are(attention, projections | ({"q_norm": None, "k_norm": None} if headed else {}))
-        _are(mlp, {"gate_proj": nn.Linear, "up_proj": nn.Linear, "down_proj": nn.Linear, "act_fn": None})
+        _are(mlp, {"gate_proj": LINEAR, "up_proj": LINEAR, "down_proj": LINEAR, "act_fn": None})
         heads = (attention.q_norm, attention.k_norm) if headed else ()
         for norm in (layer.input_layernorm, layer.post_attention_layernorm, *heads):
             if _eps(norm) != self.eps:
@@ -252,19 +250,15 @@ class Body:
 
 
 def _are(module, expected: dict) -> None:
-    """Unsuited where a module has other children than these, by name; None: of any class."""
+    """Unsuited where a module has other children than these, by name and classes; None: of any class."""
     found = {} if module is None else dict(module.named_children())
     wrong = found.keys() ^ expected.keys()
-    wrong |= {
-        name
-        for name, kind in expected.items()
-        if kind and type(found.get(name)) not in INSTEAD.get(kind, (kind,))
-    }
+    wrong |= {name for name, kinds in expected.items() if kinds and type(found.get(name)) not in kinds}
     if wrong:
         raise Unsuited(f"it is no Llama-shaped model ({type(module).__name__}: {', '.join(sorted(wrong))})")
 
 
-def _eps(norm) -> float:
+def _eps(norm) -> np.float32:
     found = getattr(norm, "variance_epsilon", None)
     if found is None:
         raise Unsuited(f"{type(norm).__name__} is no root mean square norm that it knows")
