@@ -8,6 +8,7 @@ given (token, position, slots) is on the device, and the host keeps its own coun
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 import weakref
 
@@ -35,6 +36,7 @@ from .recorder import check_repeats
 from .suited import Later, Unsuited, check_configuration, check_windows, of_ours
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
+NEVER = -math.inf  # of a cache that no graph will serve
 FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
 
 
@@ -77,24 +79,20 @@ class Forward(Replaced):
             self.served.clear()
         graph = self.served.get(cache, 0)
         try:
-            if isinstance(graph, Graph):
-                if graph.ready():
-                    graph.capture()
-                    return graph
-                graph = graph.full()
-                self.served[cache] = graph  # the old one is let go before another is made
-            if graph is None or graph < FIRST:
-                self.served[cache] = None if graph is None else graph + 1
-                return None
-            if any(not of_ours(hook) for hook in self.stamp.hooking):
-                raise Unsuited("a hook is on a module of it")
-            graph = Graph(model, cache)
+            if isinstance(graph, Graph) and not graph.ready():
+                graph = self.served[cache] = graph.full()  # it is let go before another is made
+            if not isinstance(graph, Graph):
+                if graph < FIRST:
+                    self.served[cache] = graph + 1
+                    return None
+                if any(not of_ours(hook) for hook in self.stamp.hooking):
+                    raise Unsuited("a hook is on a module of it")
+                graph = self.served[cache] = Graph(model, cache)
             graph.capture()
-            self.served[cache] = graph
             return graph
         except Unsuited as error:
             later = isinstance(error, Later)
-            self.served[cache] = FIRST - AGAIN if later else None
+            self.served[cache] = FIRST - AGAIN if later else NEVER
             if not later and str(error) not in self.said:
                 self.said.add(str(error))
                 warnings.warn(f"{type(model).__name__} decodes with the eager engine: {error}", stacklevel=4)
