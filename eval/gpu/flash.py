@@ -98,7 +98,7 @@ def contestants(bench, sizes, tokens: int, batch: int, copies: int, forms: list[
         from kvlab.fast import gpu
 
         form = FORMS[name]()
-        if not gpu.compiles(form, bench.capability):
+        if not gpu.compiles(bench.capability):
             bench.say(f"kvlab {name}: left out: capability {bench.capability} does not know it")
             continue
         coded = [form.encode(x) for x in row]

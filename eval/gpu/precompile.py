@@ -82,7 +82,7 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
         partial(attend, make(), *sizes, split)
         for name, sizes in flash.SHAPES.items()
         for make in map(right.FORMS.get, flash.NAMES)
-        if name != "small" and gpu.compiles(make(), capability)
+        if name != "small" and gpu.compiles(capability)
         for split in (64, 16)  # more splits are merged by a kernel that is compiled there
     ]
     found += [partial(gather, width) for width in (64, 128, 256)]
@@ -92,7 +92,7 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
         for dtype in right.DTYPES if name in right.PRESETS else ("bf16", "fp32"):
             for case in right.cases(name, dtype):
                 small = case | {"dtype": dtype, "tokens": tokens, "batch": 1, "static": False}
-                if gpu.compiles(make(), capability):
+                if gpu.compiles(capability):
                     found.append(partial(right.compared, bench, kernel, make(), small, 0))
     return found
 

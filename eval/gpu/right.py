@@ -119,7 +119,7 @@ def kernels(bench, dtype: str, forms: list[str], small: bool = False) -> list[di
             if not (name in KIVIS or gpu.supports(form, case["head_dim"])):
                 row["left_out"] = "no kernel: decoded first"
                 continue
-            if not gpu.compiles(form, bench.capability):
+            if not gpu.compiles(bench.capability):
                 row["left_out"] = f"capability {bench.capability[0]}.{bench.capability[1]}"
                 continue
             try:

@@ -189,7 +189,7 @@ def _merge(
     tl.store(out + head * D + channel, tl.sum(factor[:, None] * parts, 0) / weight, mask=channel < D)
 
 
-def compiles(form, capability: tuple[int, int] | None) -> bool:
+def compiles(capability: tuple[int, int] | None) -> bool:
     """Whether a GPU of this compute capability (None: interpreted) knows what numbers are made of: bf16, from
     8.0 on."""
     return capability is None or capability >= (8, 0)
@@ -213,14 +213,14 @@ def configured(kind: str, head_dim: int, dtype: torch.dtype, rows: int, groups: 
 
 def attend(
     query: Tensor, keys, values, form, scaling: float, allowed=None, split: int | None = None,
-    count: Tensor | None = None, config: tuple[int, int, int, int] | None = None,
+    count: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one query per head over packed K and V.
 
     query `[batch, heads, 1, head_dim]`; keys, values: what `form.encode` returned; allowed bool `[batch, 1 or
     kv_heads, 1, tokens]` or None; split: tokens of a split, about (default: see `_splits`). count: int32
-    `[1]` on the device: so many tokens, the first, are there (None: all); the host does not read it. config:
-    see `configured`. Returns `[batch, heads, 1, head_dim]` in query's dtype.
+    `[1]` on the device: so many tokens, the first, are there (None: all); the host does not read it.
+    Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a format that `supports` refuses and for more than one query.
     """
     batch, heads, queries, head_dim = query.shape
@@ -230,7 +230,7 @@ def attend(
     kv_heads, tokens = keys[0].shape[1:3]
     sequences, share = batch * kv_heads, heads // kv_heads
     groups = keys[1].shape[3] if len(keys) > 1 else 1
-    config = config or configured(kind_of(form), head_dim, query.dtype, _rows(share, keys), groups)
+    config = configured(kind_of(form), head_dim, query.dtype, _rows(share, keys), groups)
     if split is None:
         splits = _splits(_processors(query) * config[3], sequences, -(-tokens // LEAST))
     else:

@@ -109,14 +109,14 @@ def supports(store, head_dim: int) -> bool:
 
 def attend(
     query: Tensor, store, scaling: float, allowed: Tensor | None = None, split: int | None = None,
-    counts: Tensor | None = None, config: tuple[int, int, int] | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one query per head over what a `KiviState`, or one in longer buffers, holds.
 
     query `[batch, heads, 1, head_dim]`; allowed bool `[batch, 1 or kv_heads, 1, tokens]` or None, tokens
     those of the window included; split: tiles of a split, about (default: see `gpu._splits`). counts: int32
     `[2]` on the device: so many written and recent tokens, the first, are in `keys`, `values`, `blocks` and
-    `recents`; the host does not read it (None: all are). config: warps, stages, programs of a processor.
+    `recents`; the host does not read it (None: all are).
     Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a store that `supports` refuses and for more than one query.
     """
@@ -138,7 +138,8 @@ def attend(
     fp32 = query.dtype == torch.float32
     block = min(triton.next_power_of_2(store.group), 16 if fp32 else 64 if head_dim <= 128 else 32)
     block = max(LEAST, block)  # tokens of a tile
-    warps, stages, programs = config or ((2, 3, 4) if block <= 32 else (4, 2, 2))  # measured on an H200
+    # Warps, stages of loads, programs of a processor, as measured on an H200.
+    warps, stages, programs = (2, 3, 4) if block <= 32 else (4, 2, 2)
     tiles = -(-store.group // block) * scales.shape[2]
     if split is None:
         least = -(-gpu.LEAST // min(block, store.group))  # tiles of a split at least
