@@ -161,8 +161,6 @@ class Graph:
         try:
             check_repeats(self._run, lambda: self._undo(before))
         except Unsuited:
-            if "attention_mask" in self.given:
-                raise
             self.given["attention_mask"] = CAUSAL  # else OPT makes a mask as long as the text
             check_repeats(self._run, lambda: self._undo(before))
         self._tell()
