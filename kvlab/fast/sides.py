@@ -20,10 +20,9 @@ ALL_WRITTEN = 2**62  # there is no window
 
 
 def layout(store, head_dim: int) -> tuple[wide.Side, wide.Side] | None:
-    """What the kernel is told of this store (see `wide.py`), or None where it cannot read it."""
+    """What the kernel is told of this store (see `wide.py`), or None where it cannot read it. head_dim: a
+    multiple of 32, so that every plane has whole words."""
     form, other = coded(store.format), coded(store.value_format)
-    if head_dim % 32:  # whole words in every plane
-        return None
     if in_blocks(store):
         if store.recents[1].shape[3] != head_dim:
             return None
