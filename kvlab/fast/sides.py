@@ -58,22 +58,20 @@ def writes(store) -> bool:
 
 def prepared(store, head_dim: int):
     """(The kernel, told of this store; the arrays that hold codes and scales of K and of V)."""
-    batch, kv_heads = store.keys[0].shape[:2]
+    shape = store.keys[0].shape[:2]
     (keys, *scales), (values, *value_scales) = store.keys, store.values
     if in_blocks(store):
-        scales, window = store.blocks, [side.numpy() for side in store.recents]
+        scales, zeros, window = store.blocks, (store.blocks[1], value_scales[1]), store.recents
     else:
-        window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
-    none = torch.empty(batch, kv_heads, 0, 0, dtype=torch.float32, device="cpu")
-    forms = coded(store.format), coded(store.value_format)
-    levels = (
-        levels_of(head_dim, form.bits).expand(batch, kv_heads, 1, -1) if isinstance(form, Codebook) else none
-        for form in forms
-    )
-    pairs = zip((scales, value_scales), levels, strict=True)
-    zeros = (_bytes(side[1] if in_blocks(store) else level) for side, level in pairs)
+        none = torch.empty(*shape, 0, head_dim, dtype=torch.float32, device="cpu")
+        forms, window = (coded(store.format), coded(store.value_format)), (none, none)
+        zeros = [
+            levels_of(head_dim, form.bits).expand(*shape, 1, -1) if isinstance(form, Codebook) else none
+            for form in forms
+        ]
+    more = *map(_bytes, zeros), *(side.numpy() for side in window)
     held = _words(keys), _bytes(scales[0]), _words(values), _bytes(value_scales[0])
-    return partial(wide.kernel, layout(store, head_dim), *zeros, *window), held
+    return partial(wide.kernel, layout(store, head_dim), *more), held
 
 
 def _words(codes: Tensor) -> np.ndarray:
