@@ -15,7 +15,7 @@ from ..attention import attend
 from ..store.exact import Exact
 from ..store.float8 import Float8
 from ..store.int import Int
-from .known import coded, in_blocks, knows, readable, turned
+from .known import coded, in_blocks, readable, turned
 
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # no keep observes
@@ -129,7 +129,7 @@ def kept_as(store) -> torch.dtype | None:
 
 
 def layout(store, head_dim: int) -> tuple[int, int, int] | None:
-    """(kind, head_dim, group) of the kernel that is compiled for this store alone, or None."""
+    """(kind, head_dim, group) of the kernel that is compiled for this `readable` store alone, or None."""
     if in_blocks(store):
         return None
     keys = _layout_of(coded(store.format), store.keys, head_dim)
@@ -141,9 +141,9 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
     if kind == (Exact, 1):
         known = EXACT.get(parts[0].dtype) if parts[0].shape[3] == head_dim else None
         return known if known is None else (known, head_dim, head_dim)
-    if kind == (Float8, 1) and form.scales is None:
+    if kind == (Float8, 1):
         return {"e4m3": 2, "e5m2": 3}[form.format], head_dim, head_dim
-    if kind != (Int, 2) or form.bits not in (4, 8) or not knows(form):
+    if kind != (Int, 2) or form.bits not in (4, 8):
         return None
     codes, scales = parts
     group = head_dim // scales.shape[3]

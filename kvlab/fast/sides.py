@@ -13,15 +13,15 @@ from ..store.codebook import levels as levels_of
 from ..store.float4 import Float4
 from ..store.int import Int
 from . import wide
-from .known import coded, in_blocks, knows
+from .known import coded, in_blocks
 
 BLOCKS = {"nvfp4": (wide.NVFP4, 16), "mxfp4": (wide.MXFP4, 32)}  # form, channels that share a scale
 ALL_WRITTEN = 2**62  # there is no window
 
 
 def layout(store, head_dim: int) -> tuple[wide.Side, wide.Side] | None:
-    """What the kernel is told of this store (see `wide.py`), or None where it cannot read it. head_dim: a
-    multiple of 32, so that every plane has whole words."""
+    """What the kernel is told of a `readable` store (see `wide.py`), or None where it cannot read it.
+    head_dim: a multiple of 32, so that every plane has whole words."""
     form, other = coded(store.format), coded(store.value_format)
     if in_blocks(store):
         if store.recents[1].shape[3] != head_dim:
@@ -36,10 +36,10 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> wide.Side | None:
     if isinstance(form, Float4):
         known, group = BLOCKS[form.format]
         bits = 4
-    elif isinstance(form, Int) and knows(form):
+    elif isinstance(form, Int):
         known = bits = form.bits
         group = form.scales.group or head_dim
-    elif isinstance(form, Codebook) and knows(form):
+    elif isinstance(form, Codebook):
         known, bits, group = wide.LEVELS + form.bits, form.bits, head_dim
     else:
         return None
