@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention import attend
 from ..keep.base import FINITE
 from ..late import Late
 from ..store.exact import Parts
 from .attend import trusted
-from .known import GOES_BY, NEWEST, SUM, coded, looked_at, may_go, one_goes, turned
+from .known import GOES_BY, NEWEST, SUM, coded, looked_at, may_go, turned
 from .suited import Later
 
 LEAST_ROOM = 256  # slots that are reserved at a time
@@ -183,37 +184,25 @@ class Replaces(Buffered):
 
     positions `[batch, kv_heads, slots]`, -1 where there is nothing; hole `[batch, kv_heads, 1]`: the slot
     that was left; newest `[batch]`: the position of the next token; sums: the attention that tokens have
-    received, if the keep uses it. Slots are in any order: `leave` puts them in that of their positions.
+    received, if the keep uses it. Slots are in any order: `leave` puts them in that of their positions, and
+    the layer then needs another graph.
     """
 
     def __init__(self, layer, flag: Tensor):
         self.slots, self.how = layer.slots + 1, GOES_BY[type(layer.keep.policy)]
         super().__init__(layer, flag, self.slots)
-        shape, device = (len(layer.lengths), layer.kv_heads), flag.device
-        self.positions = torch.empty(*shape, self.slots, dtype=torch.int32, device=device)
-        self.hole = torch.empty(*shape, 1, dtype=torch.long, device=device)
-        self.newest, self.reach = torch.empty(2, shape[0], dtype=torch.int32, device=device)
-        sums = torch.empty(*shape, self.slots, dtype=torch.float32, device=device)
-        self.sums = sums if self.how == SUM else None
-        self.asked = torch.ones(shape[0], 1, dtype=torch.bool, device=device)
+        table, device = layer.table, flag.device
+        self.positions = pad(table.positions, (0, 1), value=-1)
+        self.hole = torch.full_like(self.positions[..., :1], self.slots - 1, dtype=torch.long)
+        self.first, may = may_go(layer)
+        reach = [newest - one for newest, one in zip(layer.lengths, may, strict=True)]
+        self.newest, self.reach = torch.tensor([layer.lengths, reach], dtype=torch.int32, device=device)
+        self.sums = None
+        if self.how == SUM:
+            self.sums = layer.keep.received = pad(layer.keep.received.float(), (0, 1))
+        self.asked = torch.ones(len(layer.lengths), 1, dtype=torch.bool, device=device)
         self.even = min(layer.rows_held) == layer.slots  # no slot is empty but the one
         self.used = tuple(tuple(part[:, :, : self.slots] for part in parts) for parts in self.buffers)
-        self.enter()
-
-    def enter(self) -> None:
-        """Take over the layer's tokens, in order."""
-        layer, table, last = self.layer, self.layer.table, self.slots - 1
-        self.positions[..., :last] = table.positions
-        self.positions[..., last] = -1
-        self.hole.fill_(last)
-        self.newest.copy_(torch.tensor(layer.lengths, device="cpu"))
-        self.first, may = may_go(layer)  # a later turn gives a row another limit
-        reach = [newest - one for newest, one in zip(layer.lengths, may, strict=True)]
-        self.reach.copy_(torch.tensor(reach, device="cpu"))
-        if self.sums is not None:
-            self.sums[..., :last] = layer.keep.received
-            self.sums[..., last] = 0
-            layer.keep.received = self.sums
         table.moved, table.count = self.positions, self.slots
         self.store.filled = self.slots
         layer.unordered = self.leave
@@ -261,15 +250,7 @@ class Replaces(Buffered):
 
     def ready(self) -> bool:
         """See `Appends.ready`."""
-        layer = self.layer
-        if not self.still() or layer.settled:
-            return False
-        if layer.table.moved is self.positions:
-            return True
-        if layer.slots != self.slots - 1 or not one_goes(layer, coming=1):
-            return False
-        self.enter()
-        return True
+        return self.still() and not self.layer.settled and self.layer.table.moved is self.positions
 
     def done(self) -> None:
         """See `Appends.done`."""
