@@ -130,7 +130,7 @@ def kept_as(store) -> torch.dtype | None:
 
 def layout(store, head_dim: int) -> tuple[int, int, int] | None:
     """(kind, head_dim, group) of the kernel that is compiled for this `readable` store alone, or None."""
-    if in_blocks(store):
+    if in_blocks(store) or store.keys[0].shape != store.values[0].shape:  # V of another width than K
         return None
     keys = _layout_of(coded(store.format), store.keys, head_dim)
     return keys if keys == _layout_of(coded(store.value_format), store.values, head_dim) else None
@@ -182,6 +182,8 @@ def _fits_gpu(store, query: Tensor) -> bool:
 
         return store.window[0].dtype == query.dtype and gpu_kivi.supports(store, query.shape[3])
     form, keys = coded(store.format), store.keys[0]
+    if keys.shape != store.values[0].shape:
+        return False
     if type(form) is Exact and keys.stride(2) != keys.shape[3]:  # as a link brings it: torch makes no copy
         return False
     return form == coded(store.value_format) and gpu.supports(form, query.shape[3])

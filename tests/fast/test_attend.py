@@ -7,7 +7,7 @@ import torch
 from tiny import started
 
 from kvlab import fast
-from kvlab.store import Growing, Int, Static
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Static
 
 
 def close(store, query, allowed=None):
@@ -71,6 +71,15 @@ def test_static_buffers_are_read_as_far_as_they_are_used(bits):
     for part in (*store.keys, *store.values):
         part[:, :, 37:] = 77  # what lies beyond must not matter
     close(store, torch.randn(2, 4, 1, 32))
+
+
+@pytest.mark.parametrize("form", [Exact(), Int(8), Int(4), Float8(), Int(5), Float4()], ids=str)
+@pytest.mark.parametrize("width", [32, 96])
+def test_values_of_another_width_than_keys_have_no_kernel(form, width):
+    """As in MiMo-V2-Flash: the kernel of int8 read K's width of both."""
+    store = started(Growing(form), 64, 2)
+    store.append(torch.randn(1, 2, 5, 64), torch.randn(1, 2, 5, width))
+    assert not fast.fits(store, torch.randn(1, 4, 1, 64))
 
 
 def test_without_numba_the_reference_is_used_and_that_is_said_once(monkeypatch):
