@@ -66,14 +66,19 @@ class AllLayers:
         parts = np.empty((rows * self.kv_heads * -(-most // SPLIT), share, width + 2), np.float32)
         out = np.empty((rows * self.kv_heads, share, width), np.float32)
         goes = Eviction(cache.layers, ways.pop(), self.heads)
+        cache.layers[0]._busy = True  # until the host has counted what the code has written
         refused = together(
             read, layers, told.code, x, self.weights, held, self.like, *told.kinds, self.scalings, self.eps,
             self.inner, cos, sin, q, k, v, *self.last, said, room, NONE[q.dtype], SPLIT, parts, out,
             *goes.told, teams=len(held) + 1,
         )  # fmt: skip
+        if refused > 0 and goes.how:  # the layers before it have closed up their slots
+            raise ValueError(
+                f"layer {refused}: its format does not store the token; start again with cache.reset()"
+            )
         if refused >= 0:
+            cache.layers[0]._busy = False
             return False
-        cache.layers[0]._busy = True
         for index, scaling in enumerate(self.scalings.tolist()):
             goes.done(index, cache.layers[index], scaling)
         cache.layers[0]._busy = False

@@ -6,11 +6,13 @@ import weakref
 import pytest
 import torch
 from fast.atonce import both, held, life
-from tiny import begun, left_padded, prompt
+from tiny import begun, interrupt, left_padded, prompt
 
 import kvlab
-from kvlab.fast import cpu
+from kvlab.fast import all_layers, cpu
 from kvlab.fast.step import made
+from kvlab.keep import H2O
+from kvlab.store import Growing, Int
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = ("full", "int8", "int4:group=16", "fp8", "fp8:format=e5m2", "static")
@@ -106,6 +108,29 @@ def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, w
 
     found, expected = both(fast, say, monkeypatch)
     assert went[-2:] == [True, False] and all(map(torch.equal, found, expected))
+
+
+def test_an_interruption_behind_the_compiled_step_leaves_a_broken_cache(model, went, monkeypatch):
+    """Its slots may have closed up in K and V, and the host has counted nothing."""
+    fast = model()
+    stepper = begun(fast, "h2o:budget=8", prompt(20), prompt(1), prompt(1))
+    together = all_layers.together
+    monkeypatch.setattr(all_layers, "together", lambda *given, **how: interrupt(together(*given, **how)))
+    with pytest.raises(KeyboardInterrupt):
+        stepper.feed(prompt(1))
+    assert went[-1] and stepper.cache.broken
+
+
+@torch.no_grad()
+def test_a_token_that_is_refused_behind_a_layer_that_has_evicted_leaves_a_broken_cache(model, went):
+    fast = model()
+    how = {"keep": H2O(8), "store": Growing(Int(8))}
+    stepper = begun(fast, how, prompt(20), prompt(1), prompt(1))
+    assert went[-1]
+    fast.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="layer 1: its format does not store the token"):
+        fast(prompt(1), past_key_values=stepper.cache)
+    assert stepper.cache.broken
 
 
 def test_it_keeps_no_buffer_alive(model, went):
