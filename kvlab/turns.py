@@ -141,9 +141,7 @@ def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
     if not (layer.in_prompt and layer.later):
         return policy.chosen(view)
     steps = [now - then < 2 for then, now in zip(layer.later, layer.lengths, strict=True)]
-    declared = (*keep.per_row, *keep.per_slot, *keep.states)
-    others = {id(x): x for name, x in vars(keep).items() if name not in declared}  # stay the same objects
-    before, keep.shares = copy.deepcopy(keep, others) if any(steps) else None, None
+    before, keep.shares = _copied(keep) if any(steps) else None, None
     slots, most = policy.chosen(view)
     if before is None:
         return slots, most
@@ -165,6 +163,20 @@ def chosen(layer, view) -> tuple[Tensor | None, list[int] | None]:
     shape = len(steps), layer.kv_heads, width
     both = [pad(one, (0, width - one.shape[2]), value=-1).expand(shape) for one, _ in found]
     return _with_rows(*both, steps), _with_rows(*[most for _, most in found], steps)
+
+
+def _copied(keep):
+    """A copy of a keep's state, in which models, and what nobody can copy, stay the same objects."""
+    same = {}
+    for x in vars(keep).values():
+        try:
+            if isinstance(x, torch.nn.Module):
+                same[id(x)] = x
+            elif not isinstance(x, Tensor):
+                copy.deepcopy(x)
+        except Exception:  # such as a lock
+            same[id(x)] = x
+    return copy.deepcopy(keep, same)
 
 
 def _shares(found: dict, heads: int, device) -> Tensor:

@@ -1,6 +1,7 @@
 """Loading the embedded models: what is damaged, missing or no model of its kind is named."""
 
 import json
+import os
 import random
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from families.models import FAMILIES, family
 from safetensors.torch import load_file, save_file
+from tiny import tiny
 
 import kvlab
 from kvlab import models
@@ -176,6 +178,40 @@ def test_whole_numbers_are_no_weights(tmp_path, seed, monkeypatch):
     mask = {"GPT-2": "transformer.h.0.attn.bias", "GPT-NeoX": "gpt_neox.layers.0.attention.bias"}.get(name)
     write(weights | ({mask: torch.ones(1, 1, 9, 9).tril().bool()} if mask else {}))
     kvlab.load(tmp_path)
+
+
+def test_the_files_that_an_index_names_are_looked_at(tmp_path):
+    """A pipe among them, whole numbers in a folder below, a path that leaves; others beside them are not."""
+    folder = tmp_path / "model"
+    tiny("llama").save_pretrained(folder, max_shard_size="40KB")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(models.EMBEDDED["workshop"] / file, folder)
+    (folder / "notes.safetensors").write_bytes(b"none")
+    kvlab.load(folder)
+    index = folder / "model.safetensors.index.json"
+    shard = next(iter(json.loads(index.read_text())["weight_map"].values()))
+    (folder / "below").mkdir()
+    held = {name: (99 * part).int() for name, part in load_file(folder / shard).items()}
+    save_file(held, folder / "below" / shard, metadata={"format": "pt"})
+    shutil.copy(folder / shard, tmp_path)
+    os.mkfifo(folder / "pipe.safetensors")
+    for instead, said in (
+        (f"below/{shard}", "holds whole or complex numbers"), (f"../{shard}", "a file outside of the folder"),
+        (str(folder / shard), "a file outside of the folder"), ("pipe.safetensors", "it is no file"),
+        (7, "expected the file of every weight"),
+    ):  # fmt: skip
+        named = json.loads(index.read_text())
+        named["weight_map"] = {
+            name: instead if file == shard else file for name, file in named["weight_map"].items()
+        }
+        (copy := tmp_path / "copy").mkdir()
+        for file in folder.iterdir():
+            (copy / file.name).symlink_to(file)
+        (copy / index.name).unlink()
+        (copy / index.name).write_text(json.dumps(named))
+        with pytest.raises(ValueError, match=said):
+            kvlab.load(copy)
+        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", 0, "mps", "vulkan"])

@@ -37,19 +37,22 @@ def test_for_a_row_with_at_most_one_token_in_it_there_is_no_turn(spec, tokens):
 
 
 def test_a_keep_that_writes_in_place_chooses_once_for_each_row():
-    """In a turn in which one row has a token and another several."""
+    """In a turn in which one row has a token and another several. Nobody can copy its lock."""
 
     class Tired(Keep):
         per_slot = ("often",)
 
         def observe(self, layer, received):
             new = torch.zeros_like(layer.slot_positions)
-            if layer.state.often is not None:
+            if layer.state.often is None:
+                layer.state.dice, layer.state.lock = random.Random(1), threading.Lock()
+            else:
                 new[..., : layer.state.often.shape[2]] = layer.state.often
-            layer.state.often, layer.state.once = new, threading.Lock()  # which nobody can copy
+            layer.state.often = new
 
         def score(self, layer):
-            return ((layer.state.often.add_(1) + layer.slot_positions) % 5).float()
+            turned = layer.slot_positions + layer.state.dice.randrange(5)
+            return ((layer.state.often.add_(1) + turned) % 5).float()
 
     model, ids, more = tiny("llama", dtype=torch.float64), prompt(12, 2), prompt(4, 2, seed=1)
     together, alone = (kvlab.Stepper(model, kvlab.KVCache(model, keep=Tired(6))) for _ in "ab")

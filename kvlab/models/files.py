@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..errors import first_line
-from ..parameters import check_file, shown
+from ..parameters import check_file, from_json, shown
 
 SUMS = "sha256.txt"
 # What transformers passes over without a word when it cannot read it: end tokens, penalties, special tokens.
@@ -48,16 +48,34 @@ def _tensors(folder: Path) -> Iterator[tuple[str, bool, int]]:
     """(Name, whether it holds whole numbers, dimensions) of the tensors in a folder's files."""
     from safetensors import safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
-    for file in files:
+    for file in weights(folder):
+        if file.suffix == ".bin":
+            for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
+                yield name, not tensor.is_floating_point(), tensor.dim()
+            continue
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 held = opened.get_slice(name)
                 kind = held.get_dtype()  # such as F32, BF16, I8, BOOL
                 yield name, not kind.startswith(("F", "BF")), len(held.get_shape())
-    for file in () if files else sorted(folder.glob("*.bin")):
-        for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
-            yield name, not tensor.is_floating_point(), tensor.dim()
+
+
+def weights(folder: Path) -> list[Path]:
+    """The files of a folder from which transformers reads weights. ValueError for one that is no file, or
+    that an index names outside of the folder."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    files = [whole] if whole.is_file() else sorted(folder.glob("*.bin"))
+    if index.is_file() and not whole.is_file():
+        try:
+            named = from_json(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = [folder / name for name in sorted({*named})]
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(f"{index.name}: expected the file of every weight in its weight_map") from None
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in named):
+            raise ValueError(f"{index.name} names a file outside of the folder")
+    for file in files:
+        check_file(file)
+    return files
 
 
 def sha256(file: Path) -> str:

@@ -150,7 +150,7 @@ def _field(reader, name: str):
 
 def _check_blocks(reader, file: Path) -> None:
     """transformers fills what a file lacks with random numbers, and passes over what is too much."""
-    if (parts := _field(reader, "split.count")) and parts > 1:
+    if (parts := _field(reader, "split.count")) not in (None, 0, 1):
         raise ValueError(f"{file}: it is one of {parts} parts; join them with llama.cpp's gguf-split --merge")
     blocks = {int(at[1]) for tensor in reader.tensors if (at := re.match(r"blk\.(\d+)\.", tensor.name))}
     said = _field(reader, f"{_field(reader, 'general.architecture')}.block_count")
@@ -188,7 +188,7 @@ def _check_positions(model, reader, file: Path) -> None:
             f"{file}: it scales its rotary embedding, which transformers does not read from a GGUF file of "
             "this architecture; load the model's own folder or hub id instead"
         )
-    rotated = {2 * part.numel() for name, part in model.named_buffers() if name.endswith("inv_freq")}
+    rotated = [2 * part.numel() for name, part in model.named_buffers() if name.endswith("inv_freq")]
     if rotated and (channels := said("dimension_count")) and channels not in rotated:
         raise ValueError(
             f"{file}: it rotates {channels} channels of a head, and a {type(model).__name__} rotates "

@@ -21,7 +21,7 @@ from ..interface import Asked, register, stopping, told
 from ..parameters import check_kind
 from ..ranks import split
 from . import fetching, gguf
-from .files import check_said, damage, unlike, whole_numbers
+from .files import check_said, damage, unlike, weights, whole_numbers
 from .guest import answer
 from .passes import report_passes
 from .shape import ModelShape, check_model, refused_layers
@@ -100,10 +100,11 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         said = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(decoder=True)
         if (layers := getattr(said, "num_hidden_layers", 0)) > LAYERS:
             raise ValueError(f"num_hidden_layers={layers}: expected at most {LAYERS}")
+        folder = Path(cached_file(source, "config.json")).parent  # of a hub id, what has come of it
+        weights(folder)
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
-        folder = Path(cached_file(source, "config.json")).parent  # of a hub id, what has come of it
         check_said(folder, set(tokenizer.get_added_vocab()))
         plain = getattr(said, "quantization_config", None) is None
         if plain and (name := whole_numbers(folder, model)):

@@ -130,6 +130,7 @@ BAD = {
     "the package gguf cannot read it": lambda file: file.write_bytes(b"GGUF no model at all " * 9),
     "architecture nonesuch is not supported": lambda file: made.write(file, architecture="nonesuch"),
     "it is one of 2 parts; join them": saying("add_uint16", "split.count", 2),
+    "it is one of [2, 3] parts": saying("add_array", "split.count", [2, 3]),
     "it lacks the list of its tokenizer's tokens": saying("add_string", "tokenizer.ggml.tokens", "one"),
     "it scales its rotary embedding": saying("add_string", "llama.rope.scaling.type", "yarn"),
     "scales its rotary embedding": saying("add_float32", "llama.rope.scaling.factor", 4.0),
