@@ -7,7 +7,8 @@ import sys
 from difflib import get_close_matches
 from io import TextIOWrapper
 
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal obeys
+# What a terminal obeys, and halves of characters, which nothing can write.
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(text: str) -> str:

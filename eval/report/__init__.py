@@ -20,6 +20,8 @@ from ..core.results import RUN, Store
 
 needs("lm_eval", "pandas", "matplotlib")  # chapter 8 begins with this package
 
+from pyarrow import ArrowException  # noqa: E402
+
 from . import answers, formats, records  # noqa: E402
 from .page import draw, render, templates  # noqa: E402
 from .tables import boards, named, tabled, together  # noqa: E402
@@ -35,7 +37,7 @@ def report(measurement, store: Store, show, wanted: list) -> None:
     how = {name: getattr(measurement, ours) for name, ours in names.items() if hasattr(measurement, ours)}
     try:
         write(store, wanted, **how)
-    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ArrowException) as error:
         kind, _ = describe(error)
         raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 

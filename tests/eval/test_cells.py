@@ -96,12 +96,22 @@ def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, no_pictu
     assert len(codes) < 24 or codes.count(0) > 7  # most of a cell's fields concern no report
 
 
+@pytest.mark.parametrize("name", ["limit", "method"])
+def test_what_no_table_holds_is_one_line(tmp_path, name, capsys, no_pictures):
+    store = Store(tmp_path / "out")
+    store.prepare()
+    store.save(cell(config=cell()["config"] | {name: {}}))
+    assert main(["report", "--out", str(store.out)]) == 2
+    assert "it holds cells of another schema (ArrowNotImplementedError" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text, why", [
     ("[" * 100_000 + "]" * 100_000, "lists in lists without end"),
     (json.dumps(cell(deep=json.loads("[" * 200 + "]" * 200))), "more than 32 lists in each other"),
     (json.dumps(cell(model=f"{ESCAPE}m")), r"it holds the character '\x1b'"),
     (json.dumps(cell(config={f"{ESCAPE}": 1})), r"it holds the character '\x1b'"),
     (json.dumps(cell(task="a\u202eb")), r"it holds the character '\u202e'"),
+    (json.dumps(cell(task="half \ud800")), r"it holds the character '\ud800'"),
     (json.dumps(cell(seconds=float("inf"))), "it holds the number inf"),
     (json.dumps(cell(prefilled_tokens=10**29)), "it holds the number 1000"),
     (json.dumps(cell(values={"acc": [1, -(10**400)]})), "it holds the number -1000"),
