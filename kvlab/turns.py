@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -59,24 +61,36 @@ def begin(cache, body, args, kwargs) -> None:
             )
         end(cache)
     elif cache.open:
-        for layer in layers:
-            if layer.raw is not None and not layer.waits:
-                _start_again(layer)
-        cache.pieces += 1
+        with _changing(cache):
+            for layer in layers:
+                if layer.raw is not None and not layer.waits:
+                    _start_again(layer)
+            cache.pieces += 1
     elif cache.takes_back:
         return
     elif not seen:
-        cache.open, cache.pieces, cache.fed_pieces = True, 1, []
         mask = kwargs.get("attention_mask")
         real = isinstance(mask, Tensor) and mask.dim() == 2
         none = real and not bool(mask.any(-1).all())  # a row without a token
-        for layer in layers:
-            layer.open, layer.waits = True, (none or _of_longer(positions) is False) and _depends(layer)
+        with _changing(cache):
+            cache.open, cache.pieces, cache.fed_pieces = True, 1, []
+            for layer in layers:
+                layer.open = True
+                layer.waits = (none or _of_longer(positions) is False) and _depends(layer)
     elif _reopens(cache):
-        cache.open, cache.pieces = True, 1
-        for layer in layers:
-            layer.in_prompt = layer.prefilling = True
-            layer.later = list(layer.lengths)
+        with _changing(cache):
+            cache.open, cache.pieces = True, 1
+            for layer in layers:
+                layer.in_prompt = layer.prefilling = True
+                layer.later = list(layer.lengths)
+
+
+@contextmanager
+def _changing(cache) -> Iterator[None]:
+    """An interruption in here leaves a broken cache."""
+    before, cache._began = cache._began, -1
+    yield
+    cache._began = before
 
 
 def _check_last(mask, tokens: int) -> None:
