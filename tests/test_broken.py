@@ -2,12 +2,14 @@
 
 import copy
 import random
+import sys
 from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
 from families.models import FAMILIES, LATENT, build, family
+from fuzz.alone import bare
 from tiny import EACH, begun, interrupt, left_padded, prompt, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,6 +40,52 @@ def interrupted(model, run):
                 hook.remove()
                 yield f"{name or 'the model'}, {register.__name__}", left[0]
             hook.remove()
+
+
+def interrupted_at(line: int, run) -> bool:
+    """Interrupt `run()` at its line of this number in turns.py; whether it got there."""
+    left = [line]
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.endswith("turns.py"):
+            return None
+        left[0] -= event == "line"
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=0.5", "snapkv:budget=0.4,window=4"])
+def test_an_interruption_at_any_line_that_takes_a_pass_for_a_turn(spec):
+    """The pass again is right, or the cache is broken."""
+    model, turn, steps = (
+        kvlab.prepare(family("Llama").double()),
+        prompt(5, seed=1),
+        prompt(3, seed=2).split(1, 1),
+    )
+    expected = begun(model, spec, prompt(14))
+    bare(expected, model, turn)
+    expected, line, broken = [expected.feed(one) for one in steps], 0, 0
+    while True:
+        stepper, line = begun(model, spec, prompt(14)), line + 1
+        if not interrupted_at(line, lambda: bare(stepper, model, turn)):  # noqa: B023 (it is called here)
+            break
+        if stepper.cache.broken or stepper.cache.get_seq_length() > 14:
+            broken += stepper.cache.broken
+            continue
+        bare(stepper, model, turn)
+        for one, right in zip(steps, expected, strict=True):
+            torch.testing.assert_close(stepper.feed(one), right, atol=1e-6, rtol=0, msg=f"line {line}")
+    assert line > 40 and broken
 
 
 def by_the_stepper(model, stepper):
