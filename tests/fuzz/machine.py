@@ -26,7 +26,8 @@ from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tiny import VOCABULARY
+from tiny import VOCABULARY, tiny
+from transformers import DynamicCache, StaticCache
 
 import kvlab
 from kvlab.faster import engine_of, lodger
@@ -36,7 +37,7 @@ LONGEST, ROWS = 70, 4
 ACTIONS = (
     "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "turn",
     "later padding", "fork", "reorder", "crop", "reset", "deepcopy", "original", "save", "outlier",
-    "autocast",
+    "autocast", "guest",
 )  # fmt: skip
 WAYS = ("at once", "compiled", "graph")  # what else is counted: a layer's step in one call, a compiled one
 OUTLIERS = (1e-42, 1e-9, -30.0, 447.0, 900.0, -1e4, 7e4, 1e7, -1e30, float("inf"), float("nan"))
@@ -332,6 +333,21 @@ class Machine(RuleBasedStateMachine):
         assert found.isfinite().all()
         self.check()
         self.meet("autocast")
+
+    @rule(data=st.data(), own=st.sampled_from((None, DynamicCache, StaticCache)), train=st.booleans())
+    def guest(self, data, own, train):
+        """Without a kvlab cache the model is, bit by bit, one that kvlab has never touched."""
+        family, dtype, changes = self.case.changes
+        ids, found = self.tokens(data, 2, 9), []
+        for model in (self.case.model, tiny(family, "sdpa", dtype, **changes)):
+            room = {"max_cache_len": 12} if own is StaticCache else {}
+            cache = {} if own is None else {"past_key_values": own(config=model.config, **room)}
+            with torch.no_grad():
+                found.append(model.train(train)(ids, use_cache=own is not None, **cache).logits)
+            model.eval()
+        assert torch.equal(*found)
+        self.check()
+        self.meet("guest")
 
     def check(self, logits: list[torch.Tensor] | None = None) -> None:
         cache = self.now.stepper.cache
