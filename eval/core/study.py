@@ -62,8 +62,8 @@ def read(path: str) -> dict:
         said = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Problem(f"--config {path}: {one_line(error)}") from error
-    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
-        raise Problem(f"--config {path}: expected options, as name: value")
+    if not isinstance(said, dict) or not all(isinstance(name, str) and name != "config" for name in said):
+        raise Problem(f"--config {path}: expected options, as name: value, and no further file")
     names = [name.value for name, _ in yaml.compose(text).value]
     if twice := [name for name in said if names.count(name) > 1]:
         raise Problem(f"--config {path}: it says {shown(twice[0])} twice")

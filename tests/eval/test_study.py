@@ -95,6 +95,7 @@ def test_a_file_says_folders_too(tmp_path):
     ("text", "why"),
     [
         ("- a\n", "expected options, as name: value"),
+        ("run: accuracy\nconfig: other.yaml\n", "and no further file"),
         ("a: [", "--config"),
         ("limit: 3\n", "it does not say what to run"),
         ("run: accuracy\nbugdets: 3\n", "unrecognized arguments: --bugdets=3"),
