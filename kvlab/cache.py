@@ -29,7 +29,7 @@ from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .stats import Stats, stats_of
 from .store import buffer_of
-from .turns import begin, cannot_go_back, check_begun, end, fed_lengths, forget_turns, given_to
+from .turns import begin, cannot_go_back, check_begun, end, fed_lengths, forget_turns, given_to, half_done
 from .visibility import own_positions
 
 
@@ -214,9 +214,8 @@ class KVCache(Bound):
         """Tokens are dropped or moved outside a pass: an interruption here also leaves a broken cache."""
         with self.thread.alone():
             self._in_order()
-            before, self._began = self._began if self.broken else None, -1
-            yield
-            self._began = before
+            with half_done(self):
+                yield
 
     def _in_order(self) -> None:
         for layer in self.attending:

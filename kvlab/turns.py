@@ -61,7 +61,7 @@ def begin(cache, body, args, kwargs) -> None:
             )
         end(cache)
     elif cache.open:
-        with _changing(cache):
+        with half_done(cache):
             for layer in layers:
                 if layer.raw is not None and not layer.waits:
                     _start_again(layer)
@@ -72,13 +72,13 @@ def begin(cache, body, args, kwargs) -> None:
         mask = kwargs.get("attention_mask")
         real = isinstance(mask, Tensor) and mask.dim() == 2
         none = real and not bool(mask.any(-1).all())  # a row without a token
-        with _changing(cache):
+        with half_done(cache):
             cache.open, cache.pieces, cache.fed_pieces = True, 1, []
             for layer in layers:
                 layer.open = True
                 layer.waits = (none or _of_longer(positions) is False) and _depends(layer)
     elif _reopens(cache):
-        with _changing(cache):
+        with half_done(cache):
             cache.open, cache.pieces = True, 1
             for layer in layers:
                 layer.in_prompt = layer.prefilling = True
@@ -86,9 +86,9 @@ def begin(cache, body, args, kwargs) -> None:
 
 
 @contextmanager
-def _changing(cache) -> Iterator[None]:
+def half_done(cache) -> Iterator[None]:
     """An interruption in here leaves a broken cache."""
-    before, cache._began = cache._began, -1
+    before, cache._began = cache._began if cache.broken else None, -1
     yield
     cache._began = before
 

@@ -101,7 +101,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         if (layers := getattr(said, "num_hidden_layers", 0)) > LAYERS:
             raise ValueError(f"num_hidden_layers={layers}: expected at most {LAYERS}")
         folder = Path(cached_file(source, "config.json")).parent  # of a hub id, what has come of it
-        weights(folder)
+        weights(folder)  # looked at before transformers opens them
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
