@@ -264,11 +264,13 @@ class KVCache(Bound):
         self.leave()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
+        """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has;
+        RuntimeError for a broken cache."""
         check_outside(self)
         check_kind("tokens_to_remove", tokens_to_remove, int, "a whole number")
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
+        self.check_whole()
         end(self)
         if not tokens_to_remove:
             return

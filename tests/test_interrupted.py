@@ -211,7 +211,7 @@ def test_an_interrupt_between_layers_outside_a_pass_is_noticed(moment, monkeypat
         monkeypatch.setattr(second.table, name, interrupt)
         stepper.fork(torch.tensor([0])) if moment == "fork" else cache.crop(-2)
     step = partial(model, IDS[:, HELD : HELD + 1], past_key_values=cache)
-    for use in (step, lambda: cache.save(tmp_path / "cache")):
+    for use in (step, lambda: cache.save(tmp_path / "cache"), lambda: cache.crop(-1)):
         with pytest.raises(RuntimeError, match="broke off: start again with"):
             use()
     monkeypatch.undo()
