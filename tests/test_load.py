@@ -180,24 +180,37 @@ def test_whole_numbers_are_no_weights(tmp_path, seed, monkeypatch):
     kvlab.load(tmp_path)
 
 
-def test_the_files_that_an_index_names_are_looked_at(tmp_path):
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_the_files_that_an_index_names_are_looked_at(tmp_path, ending):
     """A pipe among them, whole numbers in a folder below, a path that leaves; others beside them are not."""
-    folder = tmp_path / "model"
+    folder, pickled = tmp_path / "model", ending == "pt"
     tiny("llama").save_pretrained(folder, max_shard_size="40KB")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(models.EMBEDDED["workshop"] / file, folder)
-    (folder / "notes.safetensors").write_bytes(b"none")
-    kvlab.load(folder)
     index = folder / "model.safetensors.index.json"
+    if pickled:
+        for file in folder.glob("*.safetensors"):
+            torch.save(load_file(file), file.with_suffix(".pt"))
+            file.unlink()
+        told = index.read_text().replace(".safetensors", ".pt")
+        index = index.rename(folder / "pytorch_model.bin.index.json")
+        index.write_text(told)
+        (folder / "training_args.bin").write_bytes(b"none")
+    (folder / f"notes.{ending}").write_bytes(b"none")
+    kvlab.load(folder)
     shard = next(iter(json.loads(index.read_text())["weight_map"].values()))
     (folder / "below").mkdir()
-    held = {name: (99 * part).int() for name, part in load_file(folder / shard).items()}
-    save_file(held, folder / "below" / shard, metadata={"format": "pt"})
+    held = torch.load(folder / shard) if pickled else load_file(folder / shard)
+    held = {name: (99 * part).int() for name, part in held.items()}
+    if pickled:
+        torch.save(held, folder / "below" / shard)
+    else:
+        save_file(held, folder / "below" / shard, metadata={"format": "pt"})
     shutil.copy(folder / shard, tmp_path)
-    os.mkfifo(folder / "pipe.safetensors")
+    os.mkfifo(folder / f"pipe.{ending}")
     for instead, said in (
         (f"below/{shard}", "holds whole or complex numbers"), (f"../{shard}", "a file outside of the folder"),
-        (str(folder / shard), "a file outside of the folder"), ("pipe.safetensors", "it is no file"),
+        (str(folder / shard), "a file outside of the folder"), (f"pipe.{ending}", "it is no file"),
         (7, "expected the file of every weight"),
     ):  # fmt: skip
         named = json.loads(index.read_text())

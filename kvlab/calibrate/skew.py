@@ -12,11 +12,11 @@ from torch import Tensor
 from .. import scratch
 from ..attention import recorded
 from ..devices import entry_of
-from ..models import calibration_ids, layers_of, prepare
+from ..models import calibration_ids, prepare
 from ..models.remembered import Remembered
 from ..models.shape import ModelShape, check_ids
 from ..ranks import ranks_of
-from ..saved import model_digest
+from ..saved import contents_digest, inside, model_digest
 
 SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
 _skews = Remembered()  # by calibration text and dtype
@@ -53,7 +53,7 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
             matrices = _calibrate(model, ids)
         else:
             made_by = Path(__file__).read_bytes() + repr(ids.tolist()).encode()
-            name = f"{model_digest(model)}-{hashlib.sha256(made_by).hexdigest()[:16]}.pt"
+            name = f"{model_digest(model)}-{hashlib.sha256(made_by).hexdigest()[:16]}.safetensors"
             file = scratch.folder("skew") / name
             matrices = _read(file, model)
             if matrices is None:
@@ -74,17 +74,21 @@ def _calibrate(model, ids: Tensor) -> list[Tensor]:
 
 def _read(file: Path, model) -> list[Tensor] | None:
     try:
-        matrices = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception:  # not there, or damaged: made again
+        about, matrices = inside(file, "")
+    except ValueError:  # not there, or damaged: made again
         return None
-    attending = sum(hasattr(layer, "keys") for layer in layers_of(model))
-    if len(matrices) != attending:
+    if about != {"digest": contents_digest({}, matrices)}:
         return None
-    return [matrix.to(entry_of(model)) for matrix in matrices]  # once: a step that copies them waits for it
+    where = entry_of(model)  # once: a step that copies them waits for it
+    return [matrix.to(where) for _, matrix in sorted(matrices.items())]
 
 
 def _write(file: Path, matrices: list[Tensor]) -> None:
-    with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    named = {f"{layer:05}": matrix.cpu() for layer, matrix in enumerate(matrices)}
+    with contextlib.suppress(OSError, SafetensorError):  # a cache that cannot be written is no reason to stop
         file.parent.mkdir(parents=True, exist_ok=True)
         with scratch.written_whole(file) as part:
-            torch.save([matrix.cpu() for matrix in matrices], part)
+            save_file(named, part, metadata={"digest": contents_digest({}, named)})

@@ -25,7 +25,7 @@ from .keeps import PROTOCOLS, Answers, ask, beats_guessing, difference
 from .keys import LayerKeys, keys_of
 from .reading import Reading
 from .room import Room, asked
-from .rules import by_answers, verdict_of
+from .rules import DECODED, PIECES, PROMPT, by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
@@ -33,7 +33,6 @@ FORMATS = (
     "kivi2", "nvfp4", "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
-PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
 OF_KEEPS = 0.4  # of the time, which is left for questions
 INTERRUPTED = "interrupted: the methods below are those that were done"
 DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache does not beat guessing

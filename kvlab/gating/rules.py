@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .formats import Cost
 
+PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
 SAFE, BREAKS = 0.03, 0.3  # nats a token
 POINTS = 0.1  # of right answers that a keep may lose
 

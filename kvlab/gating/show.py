@@ -5,7 +5,7 @@ from __future__ import annotations
 import html as escaping
 
 from ..bill.show import counted, elsewhere, size
-from .rules import BREAKS, POINTS, SAFE
+from .rules import BREAKS, DECODED, POINTS, PROMPT, SAFE
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
@@ -81,9 +81,10 @@ def below(gate) -> list[str]:
     lines = []
     if gate.tokens:
         lines.append(
-            f"Formats: {gate.tokens} tokens decoded; safe: surely below {SAFE:g} nats a token from the full "
-            f"cache, breaks: surely above {BREAKS:g}; scores move: by how many nats rounding "
-            "the keys changes the scores, in the layer where it changes them most; known before decoding"
+            f"Formats: {gate.tokens} tokens decoded in texts of {PROMPT + DECODED} (far into a longer one a "
+            f"format may lose more); safe: surely below {SAFE:g} nats a token from the full cache, breaks: "
+            f"surely above {BREAKS:g}; scores move: by how many nats rounding the keys changes the scores, "
+            "in the layer where it changes them most; known before decoding"
         )
     if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())

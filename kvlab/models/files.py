@@ -15,6 +15,7 @@ from ..errors import first_line
 from ..parameters import check_file, from_json, shown
 
 SUMS = "sha256.txt"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks for them
 # What transformers passes over without a word when it cannot read it: end tokens, penalties, special tokens.
 SAID = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 UNMADE = 16  # words of a vocabulary that need no merge, such as special tokens, or one in 500
@@ -49,7 +50,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, bool, int]]:
     from safetensors import safe_open
 
     for file in weights(folder):
-        if file.suffix == ".bin":
+        if file.suffix != ".safetensors":
             for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
                 yield name, not tensor.is_floating_point(), tensor.dim()
             continue
@@ -61,21 +62,28 @@ def _tensors(folder: Path) -> Iterator[tuple[str, bool, int]]:
 
 
 def weights(folder: Path) -> list[Path]:
-    """The files of a folder from which transformers reads weights. ValueError for one that is no file, or
-    that an index names outside of the folder."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.bin"))
-    if index.is_file() and not whole.is_file():
-        try:
-            named = from_json(index.read_text(encoding="utf-8"))["weight_map"].values()
-            files = [folder / name for name in sorted({*named})]
-        except (AttributeError, KeyError, TypeError):
-            raise ValueError(f"{index.name}: expected the file of every weight in its weight_map") from None
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in named):
-            raise ValueError(f"{index.name} names a file outside of the folder")
-    for file in files:
-        check_file(file)
-    return files
+    """The files of a folder from which transformers reads weights: the first of `WEIGHTS` that is there, or
+    the files that its index names. ValueError for one that is no file, or that an index names outside of the
+    folder."""
+    for name in WEIGHTS:
+        index, named = folder / f"{name}.index.json", {name}
+        if not (folder / name).is_file():
+            if not index.is_file():
+                continue
+            try:
+                named = {*from_json(index.read_text(encoding="utf-8"))["weight_map"].values()}
+                outside = any(Path(one).is_absolute() or ".." in Path(one).parts for one in named)
+            except (AttributeError, KeyError, TypeError):
+                raise ValueError(
+                    f"{index.name}: expected the file of every weight in its weight_map"
+                ) from None
+            if outside:
+                raise ValueError(f"{index.name} names a file outside of the folder")
+        files = [folder / one for one in sorted(named)]
+        for file in files:
+            check_file(file)
+        return files
+    return []
 
 
 def sha256(file: Path) -> str:

@@ -1,6 +1,8 @@
 """Skewing, folding and choosing slots; what TopK and InfiniGen fetch is compared in tests/reference."""
 
 import copy
+import os
+import random
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from tiny import begun, prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
+from kvlab.calibrate import skew as skewing
 from kvlab.calibrate.fold import fold, is_folded
 from kvlab.calibrate.skew import skewing_matrices
+from kvlab.models.remembered import Remembered
 from kvlab.place.topk import most_important
 
 
@@ -56,6 +60,38 @@ def test_folding_changes_no_logit_and_saves_the_rotation(family, tmp_path):
     assert gathered[1] > gathered[0]
     with pytest.raises(ValueError, match="folded already"):
         fold(loaded)
+
+
+def test_a_damaged_file_of_skewing_matrices_is_made_again(monkeypatch, tmp_path):
+    """A flipped bit, half of it, a folder or a pipe in its place; a whole one is read."""
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(skewing, "SMALL", 0)
+    model, draw = tiny("llama"), random.Random(3)
+
+    def found():
+        monkeypatch.setattr(skewing, "_skews", Remembered())
+        return skewing.skew(model)
+
+    made = found()
+    (file,) = (tmp_path / "skew").iterdir()
+    whole = file.read_bytes()
+    for damage in ("none", "a bit", "a bit", "half", "a folder", "a pipe"):
+        file.unlink()
+        if damage == "a folder":
+            file.mkdir()
+        elif damage == "a pipe":
+            os.mkfifo(file)
+        else:
+            now = bytearray(whole[: len(whole) // 2] if damage == "half" else whole)
+            now[draw.randrange(len(now))] ^= (damage == "a bit") << draw.randrange(8)
+            file.write_bytes(now)
+        with monkeypatch.context() as patch:
+            if damage == "none":
+                patch.setattr(skewing, "_calibrate", None)
+            assert all(map(torch.equal, found(), made))
+        if damage == "a folder":
+            file.rmdir()
+            file.touch()
 
 
 def strongest_quarter(model, ids):
