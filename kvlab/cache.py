@@ -218,8 +218,9 @@ class KVCache(Bound):
                 yield
 
     def _in_order(self) -> None:
-        for layer in self.attending:
-            layer.in_order()
+        with half_done(self):
+            for layer in self.attending:
+                layer.in_order()
 
     @contextmanager
     def _ended(self) -> Iterator[None]:
@@ -257,10 +258,11 @@ class KVCache(Bound):
         """Forget everything."""
         check_outside(self)
         with self.thread.alone():
-            self._began, self.fed, self.switch.beyond = None, False, None
+            self._began = -1  # broken until all of it is done
             forget_turns(self)
             for layer in self.layers:
                 layer.reset() if isinstance(layer, Layer) else forget(layer)
+            self._began, self.fed, self.switch.beyond = None, False, None
         self.leave()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -270,18 +272,19 @@ class KVCache(Bound):
         check_kind("tokens_to_remove", tokens_to_remove, int, "a whole number")
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
-        self.check_whole()
-        end(self)
-        if not tokens_to_remove:
-            return
-        for layer in self.layers:
-            if isinstance(layer, Layer):
-                layer.check_crop(max(0, layer.seen + tokens_to_remove))
-            else:
-                refuse_crop(layer)
-        with self._changing():
-            for layer in self.attending:
-                layer.crop(tokens_to_remove)
+        with self.thread.alone():
+            self.check_whole()
+            end(self)
+            if not tokens_to_remove:
+                return
+            for layer in self.layers:
+                if isinstance(layer, Layer):
+                    layer.check_crop(max(0, layer.seen + tokens_to_remove))
+                else:
+                    refuse_crop(layer)
+            with self._changing():
+                for layer in self.attending:
+                    layer.crop(tokens_to_remove)
 
     def activate_past_recording(self) -> None:
         """transformers announces before the first token that it will remove tokens (assisted decoding).

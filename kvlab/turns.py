@@ -106,15 +106,20 @@ def _check_last(mask, tokens: int) -> None:
 
 
 def end(cache) -> None:
-    """End the open prompt or turn, if there is one."""
-    if cache.broken:
+    """End the open prompt or turn, if there is one. RuntimeError while another thread is in a pass."""
+    if cache._began is None and not cache.open:
         return
-    _forget_broken(cache)
-    if not cache.open:
-        return
-    check_begun(cache)
-    cache.open, waited = False, any(layer.waits for layer in cache.attending)
+    with cache.thread.alone():
+        if not cache.broken:
+            _forget_broken(cache)
+            if cache.open:
+                check_begun(cache)
+                _end(cache)
+
+
+def _end(cache) -> None:
     with cache._changing():
+        cache.open, waited = False, any(layer.waits for layer in cache.attending)
         for layer in cache.attending:
             given, layer.raw, layer.open = layer.raw, None, False
             if layer.waits:
@@ -127,7 +132,7 @@ def end(cache) -> None:
             for fed in cache.fed_pieces:
                 note(cache, *fed)
             cache._end_prompt()
-    cache.fed_pieces = []
+        cache.fed_pieces = []
 
 
 def check_begun(cache) -> None:

@@ -19,6 +19,13 @@ def text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
+def test_no_option_of_an_engine_stands_for_two_formats():
+    """A verdict on the one would be printed beside the other."""
+    for engine in (known := json.loads(text("kvlab/bill/flags.json")))["engines"]:
+        there = [one["options"][engine] for one in known["techniques"] if one["options"][engine]]
+        assert len({one["option"] for one in there}) == len(there), engine
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_says_all_of_itself(name):
     one, known = METHODS[name], json.loads(text("kvlab/bill/flags.json"))["techniques"]

@@ -5,6 +5,7 @@ import random
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import kvlab
 
 IDS = torch.randint(2, 96, (1, 14), generator=torch.Generator().manual_seed(3))
 HELD = 8
+KVLAB = str(Path(kvlab.__file__).parent)
 # attention alone, states in layers of their own, states beside attention, other states, a latent
 PATHS = ["Llama", "LFM2", "Falcon-H1", "Qwen3-Next", "DeepSeek-V3"]
 
@@ -41,12 +43,13 @@ def interrupted(model, run):
             hook.remove()
 
 
-def interrupted_at(line: int, run) -> bool:
-    """Interrupt `run()` at its line of this number in turns.py; whether it got there."""
+def interrupted_at(line: int, run, where: str = "turns.py") -> int:
+    """Interrupt `run()` at its line of this number in kvlab's files of this name; how many were left."""
     left = [line]
 
     def trace(frame, event, _):
-        if not frame.f_code.co_filename.endswith("turns.py"):
+        name = frame.f_code.co_filename
+        if not (KVLAB in name and name.endswith(where)):
             return None
         left[0] -= event == "line"
         if left[0] == 0:
@@ -57,10 +60,48 @@ def interrupted_at(line: int, run) -> bool:
     try:
         run()
     except KeyboardInterrupt:
-        return True
+        return 0
     finally:
         sys.settrace(None)
-    return False
+    return left[0]
+
+
+@pytest.mark.parametrize("how", ["pieces", "turn", "reset"])
+@pytest.mark.parametrize("seed", range(2))
+def test_an_interruption_at_a_drawn_line_where_a_prompt_ends_is_noticed(seed, how):
+    """Or where everything is forgotten: what follows is right, or refused."""
+    model, draw, refused = kvlab.prepare(family("Llama").double()), random.Random(f"{seed} {how}"), 0
+    step = lambda cache, tokens, seed: model(prompt(tokens, seed=seed), past_key_values=cache).logits
+    fed = {"pieces": ((8, 1), (5, 2)), "turn": ((13, 1), (1, 3), (5, 9)), "reset": ((14, 1),)}[how]
+    specs = [one for one in EACH if one not in ("recompute", "padded") and "zip" not in one]
+    for spec in draw.sample(specs, 5):
+
+        def begun_again(spec=spec):
+            cache = kvlab.make_cache(model, spec)
+            for one in fed:
+                step(cache, *one)
+            return cache
+
+        def goes_on(cache):
+            later = [(12, 5), (1, 6), (1, 7)] if how == "reset" else [(1, 3), (1, 5), (1, 6)]
+            return torch.cat([step(cache, *one)[:, -1] for one in later])
+
+        run = kvlab.KVCache.reset if how == "reset" else kvlab.KVCache.stats
+        with torch.no_grad():
+            run(cache := begun_again())
+            right = goes_on(cache)
+            lines = 10**6 - interrupted_at(10**6, partial(run, begun_again()), ".py")
+            for line in draw.sample(range(1, lines), 12):
+                cache = begun_again()
+                interrupted_at(line, partial(run, cache), ".py")
+                if cache.broken:
+                    refused += 1
+                    cache.reset()
+                    continue
+                if how == "reset" and cache.get_seq_length():
+                    cache.reset()
+                torch.testing.assert_close(goes_on(cache), right, atol=1e-6, rtol=0, msg=f"{spec}, {line}")
+    assert refused or how == "turn"  # which changes nothing for many methods
 
 
 @pytest.mark.parametrize("spec", ["h2o:budget=0.5", "snapkv:budget=0.4,window=4"])
@@ -76,7 +117,7 @@ def test_an_interruption_at_any_line_that_takes_a_pass_for_a_turn(spec):
     expected, line, broken = [expected.feed(one) for one in steps], 0, 0
     while True:
         stepper, line = begun(model, spec, prompt(14)), line + 1
-        if not interrupted_at(line, lambda: bare(stepper, model, turn)):  # noqa: B023 (it is called here)
+        if interrupted_at(line, lambda: bare(stepper, model, turn)):  # noqa: B023 (it is called here)
             break
         if stepper.cache.broken or stepper.cache.get_seq_length() > 14:
             broken += stepper.cache.broken

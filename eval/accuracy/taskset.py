@@ -126,6 +126,7 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
             yamls.check_absent(name, sources.include)
             near = nearest(name, [AGREEMENT, *local.all_tasks, *known], 0.5)
             raise Problem(f"--tasks: unknown task {name!r}{near}; local tasks: {', '.join(local_names())}")
+        _check_group(name, sources)
         checked += _looked_at(name, sources)
     strangers = [name for name, _ in sources.data if name not in checked]
     if strangers:
@@ -136,6 +137,18 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
     for name in set(checked) - set(names):
         _check_rows(name, sources)
     return list(dict.fromkeys(checked))
+
+
+def _check_group(name: str, sources: Sources) -> None:
+    """Problem for a group that sets something of its tasks: here they are scored as each is by itself."""
+    index = _manager_of(name, sources).task_index
+    if (file := index[name].yaml_path) is None:
+        return
+    if found := yamls.set_by_group(yamls.read(file, f"--tasks {name}"), index):
+        raise Problem(
+            f"--tasks {name}: this group sets {found[0]} of its tasks, which are scored here as each is by "
+            f"itself: name the tasks, or use python -m eval lm-eval run --model kvlab --tasks {name}"
+        )
 
 
 def _check_rows(name: str, sources: Sources) -> None:

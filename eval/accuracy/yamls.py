@@ -24,6 +24,7 @@ from ..core.errors import Problem, describe, one_line
 from .boundaries import FIELD
 
 ENDINGS = (".yaml", ".yml")
+OF_GROUPS = {"group", "task", "group_alias", "task_alias", "aggregate_metric_list", "metadata", "tag"}
 BESIDE = {"tag", "group", "task_list", "include", "class"}  # what lm-eval itself takes out of a task's YAML
 
 
@@ -60,6 +61,22 @@ def read(file: Path | str, asked: str) -> dict:
         if strange := [str(key) for key in found if key not in known]:
             hint = "; it belongs under metadata:" if strange[0] == FIELD else nearest(strange[0], known, 0.7)
             raise Problem(f"{asked}: a task has no key {strange[0]!r}{hint}")
+    return found
+
+
+def set_by_group(said: dict, index) -> list[str]:
+    """The settings that a group's YAML, or one of a group within it, gives its tasks. index: lm-eval's."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    found = [key for key in said if key not in OF_GROUPS]
+    for one in said["task"] if isinstance(said.get("task"), list) else ():
+        member = one if isinstance(one, dict) else {"task": one}
+        name = member.get("group", member.get("task"))
+        entry = index.get(name)
+        if entry is None or one is member:
+            found += set_by_group(member, index) if "group" in member else [*member.keys() - OF_GROUPS]
+        if entry is not None and entry.yaml_path is not None and entry.kind.name == "GROUP":
+            found += set_by_group(load_yaml(entry.yaml_path, resolve_func=False), index)
     return found
 
 

@@ -22,11 +22,11 @@ HERE = Path(__file__).parent
 @functools.cache
 def table(name: str) -> dict:
     """`models`, `devices` or `flags`: the file of that name; flags with the methods that name them as their
-    nearest technique."""
+    nearest technique, or that they name themselves (`as`)."""
     found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
     for technique in found.get("techniques", ()):
         near = (one.name for one in (METHODS | PROFILED).values() if one.technique == technique["name"])
-        technique["methods"] = list(near)
+        technique["methods"] = [*near, *technique.get("as", [])]
     return found
 
 

@@ -174,13 +174,15 @@ def number(value: float) -> str:
 
 
 def elsewhere(methods: list[str]) -> str:
-    """The options that do what the named methods do in the engines people use, in lines of 80 characters."""
+    """The options that do what the named methods do in the engines people use, in lines of 80 characters;
+    nothing where none of them is known."""
     known = table("flags")
+    techniques = [one for one in known["techniques"] if set(one["methods"]) & set(methods)]
+    if not techniques:
+        return ""
     engines = ", ".join(f"{name} {engine['version']}" for name, engine in known["engines"].items())
     lines, missing = wrapped([f"The same elsewhere: {engines}; read on {known['read']}"]), []
-    for technique in known["techniques"]:
-        if not set(technique["methods"]) & set(methods):
-            continue
+    for technique in techniques:
         there = {name: option for name, option in technique["options"].items() if option}
         title = f"{technique['name']} ({', '.join(technique['methods'])})"
         if not there:

@@ -29,8 +29,8 @@ from .rules import DECODED, PIECES, PROMPT, by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
-    "int8", "fp8", "kivi4", "mixed", "int4", "int4:group=32", "int4:axis=channel", "int4:rotate=true",
-    "kivi2", "nvfp4", "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
+    "int8", "int8:group=32", "fp8", "kivi4", "mixed", "int4", "int4:group=32", "int4:axis=channel",
+    "int4:rotate=true", "kivi2", "nvfp4", "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 OF_KEEPS = 0.4  # of the time, which is left for questions
@@ -59,8 +59,8 @@ class Gate:
     """See `gate`. Prints as a table, in a notebook too; `dataclasses.asdict` is plain JSON.
 
     tokens: decoded for every format; questions: {protocol: how many}; full: the full cache's answers;
-    full_bytes: its bytes for `users` contexts of `context` tokens; memory: bytes available. made: when, where
-    and with which versions.
+    full_bytes: its bytes for `users` contexts of `context` tokens, and whether they fit; memory: bytes
+    available. made: when, where and with which versions.
     """
 
     model: str
@@ -74,6 +74,7 @@ class Gate:
     full: dict[str, float] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     stopped: str = ""
+    full_fits: bool | None = None
     made: dict[str, str] = field(default_factory=lambda: made())
 
     def __getitem__(self, method: str) -> Line:
@@ -134,7 +135,7 @@ def gate(
     path = Path(getattr(model, "name_or_path", "") or type(model).__name__)
     name = next((one for one, folder in EMBEDDED.items() if folder == path), path.name)
     full = room.bytes(parse("full"))
-    found = Gate(name, keys_of(reading), room.context, users, full, room.memory)
+    found = Gate(name, keys_of(reading), room.context, users, full, room.memory, full_fits=room.fits(full))
     whole = [spec for spec in specs if not chooses(spec)]
     left = 60 * minutes * OF_KEEPS if len(whole) < len(specs) else 0.0
     try:

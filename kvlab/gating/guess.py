@@ -8,7 +8,7 @@ import torch
 
 from ..calibrate.skew import skew
 from ..measure import studies
-from .texts import document
+from .texts import keys
 
 ENOUGH = 0.94  # of the best tokens: settings of SmolLM2 that bring so many answer as top-k does
 LADDER = tuple((alpha, ratio) for ratio in (0.3, 0.5, 1.0) for alpha in (4.0, 5.0, float("inf")))
@@ -20,7 +20,7 @@ def foreseen(model, tokenizer, spec) -> str:
     asked = getattr(spec.policies().get("place"), "fetch", None)
     if not getattr(asked, "speculates", False):
         return ""
-    ids = torch.tensor([tokenizer(document(0, False, 1).context).input_ids], device="cpu")
+    ids = torch.tensor([tokenizer(keys(20)).input_ids], device="cpu")
     try:
         passage = studies.read(model, ids)
         layers = [(i, matrix) for i, matrix in enumerate(skew(model)) if not asked.whole(i)]

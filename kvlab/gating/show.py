@@ -66,7 +66,8 @@ def above(gate) -> list[str]:
     """The keys of the worst layer, and the others in a word."""
     asked = f"{counted(gate.users, 'user')} of {counted(gate.context, 'token')}"
     there = "" if gate.memory is None else f" beside 16-bit weights in {size(gate.memory)}"
-    lines = [f"{gate.model}: {asked}{there}, full in 16 bits: {size(gate.full_bytes)}"]
+    much = "" if gate.full_fits is not False else ", too much"
+    lines = [f"{gate.model}: {asked}{there}, full in 16 bits: {size(gate.full_bytes)}{much}"]
     if gate.layers:
         worst = max(range(len(gate.layers)), key=lambda index: gate.layers[index].outlier)
         lines.append(f"layer {worst}: {gate.layers[worst].said}")
@@ -92,16 +93,22 @@ def below(gate) -> list[str]:
             f"Keeps: {asked} questions; safe: surely loses less than {100 * POINTS:.0f} points under both "
             "protocols, breaks: surely more under one"
         )
-    safe = [line.method for line in gate.safe]
+    fitting = [line.method for line in gate.safe]
+    larger = [line.method for line in gate.lines if line.verdict == "safe" and line.fits is False]
     over = sum(line.why == OVER for line in gate.lines)
-    if safe:
-        lines.append(f"Safe, the fewest bytes first: {', '.join(safe)}")
+    if fitting:
+        lines.append(f"Safe, the fewest bytes first: {', '.join(fitting)}")
+    elif larger:
+        lines.append(f"Safe, and too much for {size(gate.memory)}: {', '.join(larger)}")
+    elif any(line.verdict != "no verdict" for line in gate.lines):
+        then = "keep the full cache" if gate.full_fits is not False else "and the full cache does not fit"
+        lines.append(f"Nothing was found to be safe: {then}")
     elif over < len(gate.lines):
-        lines.append("Nothing was found to be safe: keep the full cache")
+        lines.append("Nothing could be judged")
     if over:
         lines.append(f"The time was over before {counted(over, 'method')}: give more minutes")
-    if plain := [name for name in safe if ":" not in name]:
-        lines.append(elsewhere(plain))
+    if found := elsewhere([line.method for line in gate.lines if line.verdict == "safe"]):
+        lines.append(found)
     return lines
 
 

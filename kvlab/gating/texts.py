@@ -14,12 +14,14 @@ from torch import Tensor
 KINDS = ("prose", "code", "facts")
 COLOURS = ("blue", "green", "white", "black", "brown", "yellow", "grey", "red")
 ROOMS = ("office", "kitchen", "cellar", "library", "workshop", "garage", "studio", "attic")
+ANIMALS = ("cat", "dog", "horse", "cow", "fox", "goat", "duck", "mouse")
 NAMES = (
     "Martin", "Alice", "Peter", "Laura", "Simon", "Helen", "Oscar", "Nina", "Victor", "Julia", "Frank",
     "Clara", "Hugo", "Emma", "Paul", "Diana", "Ruth", "Walter", "Irene", "George", "Sarah", "Thomas",
     "Linda", "Robert", "Anna", "David", "Maria", "Kevin", "Susan", "Daniel",
 )  # fmt: skip
 CHOICES = 4  # answers to choose among
+FACTS = 12  # of a document without prose: small models answer, too
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def text(kind: str) -> str:
     2026-11-27: a verdict must not change when a comment does."""
     if kind in ("prose", "code"):
         return (files("kvlab") / "gating" / f"{kind}.txt").read_text(encoding="utf-8")
-    return " ".join(_facts(random.Random(0), 64)[0])
+    return keys(64)
 
 
 def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
@@ -57,26 +59,31 @@ def document(seed: int, needle: bool, questions: int, names: Sequence[str] = NAM
     """Facts alone, or a few of them in prose. The names to choose among, at least `CHOICES`, are all in the
     document."""
     rng = random.Random(seed)
-    facts, pairs = _facts(rng, CHOICES if needle else 20, names)
-    said = list(facts)
+    pairs = _pairs(rng, CHOICES if needle else FACTS, names, ANIMALS)
+    said = [f"The {animal} {name} sleeps in the {rng.choice(ROOMS)}." for animal, name in pairs]
     if needle:
         paragraphs = [part for part in text("prose").split("\n\n") if part.strip()]
         sentences = rng.choice(paragraphs).replace("\n", " ").split(". ")
         sentences = [f"{one.rstrip('.')}." for one in sentences]
-        for fact in facts:
+        for fact in said:
             sentences.insert(rng.randrange(len(sentences)), fact)
         said = sentences
     asked = []
-    for place, name in rng.sample(pairs, questions):
+    for animal, name in rng.sample(pairs, questions):
         others = rng.sample([*dict.fromkeys(other for _, other in pairs if other != name)], CHOICES - 1)
         choices = sorted([name, *others])
-        asked.append((f"\nThe key of the {place} is with", choices, choices.index(name)))
+        asked.append((f"\nQuestion: the {animal}", choices, choices.index(name)))
     return Document(" ".join(said), asked)
 
 
-def _facts(rng: random.Random, count: int, names: Sequence[str] = NAMES):
-    """(Sentences, what they say: (place, name)). No place comes twice, and no name before all have come."""
-    places = rng.sample([" ".join(pair) for pair in product(COLOURS, ROOMS)], count)
+def keys(count: int) -> str:
+    """So many facts of one kind."""
+    places = _pairs(random.Random(0), count, NAMES, ROOMS)
+    return " ".join(f"The key of the {place} is with {name}." for place, name in places)
+
+
+def _pairs(rng: random.Random, count: int, names: Sequence[str], nouns: Sequence[str]) -> list[tuple]:
+    """(Thing, name): no thing comes twice, and no name before all have come."""
+    things = rng.sample([" ".join(pair) for pair in product(COLOURS, nouns)], count)
     some = [name for _ in range(-(-count // len(names))) for name in rng.sample(names, len(names))]
-    pairs = list(zip(places, some, strict=False))
-    return [f"The key of the {place} is with {name}." for place, name in pairs], pairs
+    return list(zip(things, some, strict=False))

@@ -256,6 +256,27 @@ def test_a_named_file_is_read_and_none_beside_it(here, capsys):
     assert here / "t2.yaml" in taskset.files(name, sources)
 
 
+@pytest.mark.parametrize(("group", "said"), [
+    ("task: [mine]\naggregate_metric_list: [{metric: acc}]\n", None),
+    ("task: [{task: mine, task_alias: M}, {group: part, task: [mine], group_alias: P}]\n", None),
+    ("task: [{task: mine, num_fewshot: 3}]\n", "num_fewshot"),
+    ("task: [mine]\nnum_fewshot: 2\n", "num_fewshot"),
+    ("task: [{group: part, task: [{task: mine, doc_to_text: x}]}]\n", "doc_to_text"),
+    ("task: [inner]\n", "target_delimiter"), ("task: [{group: inner, output_type: y}]\n", "output_type"),
+])  # fmt: skip
+def test_what_a_group_sets_of_its_tasks_is_not_dropped(here, group, said):
+    (here / "mine.yaml").write_text(TASK)
+    (here / "inner.yaml").write_text("group: inner\ntask: [mine]\ntarget_delimiter: ''\n")
+    (here / "outer.yaml").write_text(f"group: outer\n{group}")
+    for known in (taskset._manager, taskset._looked_at):
+        known.cache_clear()
+    if said is None:
+        assert taskset.check(["outer"], taskset.Sources((str(here),))) == ["mine"]
+        return
+    with pytest.raises(Problem, match=f"--tasks outer: this group sets {said} of its tasks"):
+        taskset.check(["outer"], taskset.Sources((str(here),)))
+
+
 @pytest.mark.parametrize(("package", "extra", "task", "command"), [
     ("wonderwords", "ruler", "niah_single_1", "lm-eval run --model kvlab"),
     ("jieba", "longbench", "longbench_qasper", "accuracy --jobs 0"),

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,8 +58,10 @@ def test_a_model_is_judged_by_its_own_full_cache(workshop):
     assert by["static"].cost.nats < 1e-9 and by["static"].cost.agrees == 1 and by["static"].verdict == "safe"
     assert by["static"].cost.noise == 0 and 0 < by["int8"].cost.nats < SAFE
     assert found.model == "workshop" and found.tokens == 528 and found.safe[0].bytes <= found.safe[-1].bytes
-    assert "full cache does not beat guessing" in by["sinks:budget=0.2"].why
-    assert by["sinks:budget=0.2"].verdict == "no verdict"
+    assert by["sinks:budget=0.2"].verdict == "breaks" and min(found.full.values()) > 0.5
+    blind = kvlab.prepare(family("Llama", vocab_size=4160, max_position_embeddings=2048))
+    (line,) = gate(blind, workshop[1], ["sinks:budget=0.2"]).lines
+    assert line.verdict == "no verdict" and "full cache does not beat guessing" in line.why
 
 
 @pytest.mark.parametrize("times", [1.0, 60.0])
@@ -114,9 +117,9 @@ def test_a_document_answers_its_questions(needle):
         made = document(seed, needle, 3)
         assert len({begun for begun, _, _ in made.questions}) == 3
         for begun, names, label in made.questions:
-            assert len(set(names)) == 4 and all(f"with {name}." in made.context for name in names)
-            assert f"{begun.strip()} {names[label]}." in made.context
-            assert made.context.count(begun.strip()) == 1
+            assert len(set(names)) == 4 and all(f" {name} sleeps" in made.context for name in names)
+            asked = begun.removeprefix("\nQuestion: the ")
+            assert f"The {asked} {names[label]} sleeps" in made.context and made.context.count(asked) == 1
 
 
 def test_rules():
@@ -142,6 +145,18 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop, short):
     assert str(found).endswith("The time was over before 2 methods: give more minutes")
     (line,) = gate(*workshop, ["int8:group=7"]).lines
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
+
+
+def test_what_is_safe_and_does_not_fit_is_not_called_unsafe(workshop, short):
+    found = gate(*workshop, ["int8"], memory="6MB", context="2k", users=4)
+    found.lines = [replace(found.lines[0], verdict="safe")]
+    said = str(found)
+    assert "Safe, and too much for 6.00 MB: int8" in said and "full in 16 bits: 67.1 MB, too much" in said
+    assert "-ctk q8_0 -ctv q8_0" in said and "keep the full cache" not in said
+    found.lines = [replace(found.lines[0], verdict="breaks")]
+    assert str(found).endswith("Nothing was found to be safe: and the full cache does not fit")
+    found.lines = [replace(found.lines[0], verdict="no verdict")]
+    assert str(found).endswith("Nothing could be judged")
 
 
 def test_every_method_gets_a_line(workshop, short):
@@ -175,7 +190,7 @@ def test_names_are_told_apart_by_their_tokens_after_the_sentence():
     assert len(names) >= 4
     for needle in (False, True):
         for _, some, _ in document(3, needle, 3, names).questions:
-            assert len({_first(tokenizer, "The key is with", name) for name in some}) == 4
+            assert len({_first(tokenizer, "The cat", name) for name in some}) == 4
 
 
 @pytest.mark.parametrize("words", ["minutes -1", "memory 24XB", "context 0", "users 0", "methods h3o"])
