@@ -142,9 +142,10 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
 def _check_group(name: str, sources: Sources) -> None:
     """Problem for a group that sets something of its tasks: here they are scored as each is by itself."""
     index = _manager_of(name, sources).task_index
-    if (file := index[name].yaml_path) is None:
+    entry = index[name]
+    if entry.kind.name != "GROUP" or entry.yaml_path is None:
         return
-    if found := yamls.set_by_group(yamls.read(file, f"--tasks {name}"), index):
+    if found := yamls.set_by_group(yamls.read(entry.yaml_path, f"--tasks {name}"), index):
         raise Problem(
             f"--tasks {name}: this group sets {found[0]} of its tasks, which are scored here as each is by "
             f"itself: name the tasks, or use python -m eval lm-eval run --model kvlab --tasks {name}"

@@ -27,7 +27,7 @@ from .kept import Kept
 from .lm import KVLabLM
 from .protocols import FIRST
 
-CHOICE, WRITTEN, TOLD = "multiple_choice", "generate_until", "loglikelihood"
+CHOICE, WRITTEN, TOLD, ROLLED = "multiple_choice", "generate_until", "loglikelihood", "loglikelihood_rolling"
 
 
 def setup(settings, report: Callable) -> Callable:
@@ -175,7 +175,8 @@ def score(
             stderr = jackknife(task.aggregation().get(metric, mean), items)  # RULER names some lengths only
         label = metric if chosen == "none" else key
         metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
-        values[label] = items
+        comparable = task.OUTPUT_TYPE == ROLLED or all(isinstance(one, int | float) for one in items)
+        values[label] = items if comparable else []  # f1 and its like are of all documents together
     metrics.sort(key=lambda told: not told["higher_is_better"])
     choices = [len(task.doc_to_choice(row["doc"])) for row in logged if task.OUTPUT_TYPE == CHOICE]
     told = {}
@@ -187,7 +188,7 @@ def score(
         "metrics": metrics,
         "values": values,
         "output_type": task.OUTPUT_TYPE,
-        "chance": chance(task, choices),
+        "chance": chance(task, choices) if values[metrics[0]["metric"]] else None,
         "bytes": lm.meter.means(),
         "scored": lm.meter.scored,
         **lm.prefills(),

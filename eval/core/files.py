@@ -26,7 +26,10 @@ def address(text: str) -> Path | str:
 
 
 def finite(value):
-    """NaN and infinities become None: they are not JSON, and a reader must not trip over them."""
+    """Arrays and their numbers become Python's, and NaN and infinities None: they are not JSON, and a reader
+    must not trip over them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -59,17 +60,31 @@ def read(path: str) -> dict:
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        said = yaml.safe_load(text)
+        said = yaml.load(text, _loader())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Problem(f"--config {path}: {one_line(error)}") from error
     if not isinstance(said, dict) or not all(isinstance(name, str) and name != "config" for name in said):
         raise Problem(f"--config {path}: expected options, as name: value, and no further file")
-    names = [name.value for name, _ in yaml.compose(text).value]
-    if twice := [name for name in said if names.count(name) > 1]:
+    names = [_dashed(f"--{name.value}") for name, _ in yaml.compose(text).value]
+    if twice := [name for name in said if names.count(_dashed(f"--{name}")) > 1]:
         raise Problem(f"--config {path}: it says {shown(twice[0])} twice")
     if not isinstance(said.get(RUN, ""), str):
         raise Problem(f"--config {path}: {RUN}: {shown(said[RUN])}: expected a word, such as accuracy")
     return said
+
+
+def _loader():
+    """YAML in which `no`, `off`, `yes` and `on` are words, such as a task's name."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {
+            first: [(tag, rule) for tag, rule in rules if not tag.endswith(":bool")]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false", re.I), list("tTfF"))
+    return Loader
 
 
 def _dashed(word: str) -> str:
@@ -86,7 +101,12 @@ def _words(name: str, value) -> list[str]:
         return [option]
     if isinstance(value, list):
         return [option, *map(str, value)]
-    return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]
+    if isinstance(value, dict):
+        try:
+            value = json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise Problem(f"--config: {name}: {one_line(error)}") from error
+    return [f"{option}={value}"]
 
 
 def options(kind) -> list:

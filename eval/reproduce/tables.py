@@ -6,7 +6,11 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+
+from kvlab.gating.rules import SAFE
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
@@ -139,20 +143,68 @@ def crossed(names: str, *by: str) -> str:
     return markdown(["method"], found, f"{models_of(rows)}; {asked}; {star}; {made(rows)}")
 
 
+def gates(folder: str = "") -> dict[str, dict]:
+    """{model: what `kvlab gate --json` stored}, without the planted ones."""
+    files = sorted((ROOT / "docs" / "results" / "gate" / folder).glob("*.json"))
+    return {file.stem: json.loads(file.read_text("utf-8")) for file in files if file.stem != "planted"}
+
+
+def gated(found: dict[str, dict], cells: list[tuple[str, str, str]]) -> str:
+    made = (
+        f"{model}: {gate['made']['cpu']}, torch {gate['made']['torch']}, {gate['made']['date']}"
+        for model, gate in found.items()
+    )
+    return markdown(["method"], grid(cells, found), "; ".join(made))
+
+
 def verdicts(*methods: str) -> str:
-    """These methods, or all, by models: verdict, nats, share of most probable tokens that are the same, of
-    the gates that `kvlab gate --json` stored, without the planted ones."""
-    files = sorted((ROOT / "docs" / "results" / "gate").glob("*.json"))
-    found = {file.stem: json.loads(file.read_text("utf-8")) for file in files if file.stem != "planted"}
-    cells = []
+    """These formats, or all, by models: verdict, nats, share of most probable tokens that are the same."""
+    found, cells = gates(), []
     for model, gate in found.items():
         for line in gate["lines"]:
             if (spent := line["cost"]) is not None and line["method"] in (methods or [line["method"]]):
                 told = f"{line['verdict']}: {spent['nats']:.2g} ({100 * spent['agrees']:.0f} %)"
                 cells.append((f"`{line['method']}`", model, told))
-    made = "; ".join(
-        f"{model}: {gate['tokens']} tokens, {gate['made']['cpu']}, torch {gate['made']['torch']}, "
-        f"{gate['made']['date']}"
-        for model, gate in found.items()
-    )
-    return markdown(["format"], grid(cells, found), made)
+    return gated(found, cells)
+
+
+def answered() -> str:
+    """Keeps by models: verdict, and right answers context first and with the question inside."""
+    found, cells = gates("keeps"), []
+    for model, gate in found.items():
+        shares = lambda of: " / ".join(f"{100 * share:.0f} %" for share in of.values())
+        cells.append(("`full`", model, shares(gate["full"])))
+        for line in gate["lines"]:
+            cells.append((f"`{line['method']}`", model, f"{line['verdict']}: {shares(line['accuracy'])}"))
+    return gated(found, cells)
+
+
+def calibrated() -> str:
+    """Each family left out in turn: the limit that the others give, which is the smallest upper end of an
+    interval among their formats that lose answers, and what it and ours call safe in that family."""
+    found, harm = [], 0.05  # family, upper end, whether it loses so many of the right answers
+    for gate in gates().values():
+        mine = study("answers", lambda row, gate=gate: gate["model"].startswith(Path(row["model"]).stem))
+        right = Counter()
+        for row in mine:
+            right[row["method"]] += row["value"] * row["n"]
+        asked = sum(row["n"] for row in mine if row["method"] == "full")
+        for line in gate["lines"]:
+            if line["cost"] is not None and line["method"] in right:
+                lost = (right["full"] - right[line["method"]]) / asked
+                family = re.match("[a-z]+", gate["model"])[0]
+                found.append((family, line["cost"]["high"], lost >= harm))
+    body, total = [], Counter()
+    for left in dict.fromkeys(family for family, *_ in found):
+        limit = min(high for family, high, loses in found if family != left and loses)
+        mine = [(high, loses) for family, high, loses in found if family == left]
+        counts = [len(mine), sum(loses for _, loses in mine)]
+        for most in (limit, SAFE):
+            safe = [loses for high, loses in mine if high <= most]
+            counts += [len(safe), sum(safe)]
+        total.update(dict(enumerate(counts)))
+        body.append([left, *map(str, counts[:2]), f"{limit:.2g}", *map(str, counts[2:])])
+    sums = [str(total[i]) for i in range(6)]
+    head = ["left out", "formats", "lose 5 points", "limit of the others", "called safe by it"]
+    head += ["of these, lose 5 points", f"called safe by {SAFE}", "of these, lose 5 points"]
+    return markdown(head, [*body, ["all", *sums[:2], "", *sums[2:]]])

@@ -101,6 +101,10 @@ def test_a_file_says_folders_too(tmp_path):
         ("run: accuracy\nbugdets: 3\n", "unrecognized arguments: --bugdets=3"),
         ("run: accuracy\nlimit: many\n", "--limit"),
         ("run: accuracy\nlimit: 3\nlimit: 4\n", "it says 'limit' twice"),
+        ("run: accuracy\nnum_fewshot: 3\nnum-fewshot: 4\n", "it says 'num_fewshot' twice"),
+        ("run: accuracy\nmodel: no\n", "no tokenizer could be loaded from 'no'"),
+        ("run: accuracy\napply_chat_template: off\n", "ignored explicit argument 'off'"),
+        ("run: accuracy\nmetadata: {version: 2026-11-30}\n", "--config: metadata: "),
         *((f"run: {one}\n", "expected a word") for one in (".nan", "true", "[[1]]", "{a: 1}", "2001-01-01")),
         (None, "No such file"),
     ],
@@ -152,3 +156,35 @@ def test_shards_are_all_and_none_is_made_twice():
             made.append(len(found))
             assert len(found) == len(set(found)) == 3 * len(tasks)
     assert settings.shard(None) == (1, 1)
+
+
+def test_metrics_of_all_documents_together_are_stored(folder, tmp_path, no_pictures):
+    """Whose items are pairs or arrays: two answers are compared by none of them."""
+    rows = [{"ctx": f"the dog ran {i} times to the", "label": i % 2} for i in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    for metric in ("f1", "mcc", "brier_score"):
+        (tmp_path / f"{metric}.yaml").write_text(f"""
+task: t_{metric}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {json.dumps(str(tmp_path / "rows.jsonl"))}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{ctx}}}}"
+doc_to_choice: [barn, river]
+doc_to_target: label
+metric_list: [{{metric: {metric}}}]
+""")
+    words = [
+        "accuracy",
+        "--model",
+        str(folder),
+        "--methods",
+        "full",
+        "int4:group=4",
+        "--include-path",
+        str(tmp_path),
+    ]
+    words += ["--tasks", "t_f1", "t_mcc", "t_brier_score", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    cells = [*Store(tmp_path / "out").records()]
+    assert len(cells) == 6 and all(cell["chance"] is None and cell["metrics"][0]["n"] == 6 for cell in cells)
