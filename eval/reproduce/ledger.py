@@ -32,12 +32,12 @@ def table(part: str) -> str:
 
 
 def published(entry: dict) -> float | None:
-    """A number, or one of another program that was measured here: the `nats` of a row of its file."""
+    """A number, or the entry's `value` of another program that was measured here, in a row of its file."""
     said = entry["published"]
     if not isinstance(said, dict):
         return said
     row = picked(stored(said["file"]), {key: one for key, one in said.items() if key != "file"})
-    return row and row["nats"]
+    return row and row[entry["value"]]
 
 
 def ours(entry: dict) -> tuple[float, float | None, float | None] | None:
@@ -56,7 +56,8 @@ def ours(entry: dict) -> tuple[float, float | None, float | None] | None:
     if row.get("stderr") is not None:
         away = SURE * scale * row["stderr"]
         return value, value - away, value + away
-    return (value, scale * row["low"], scale * row["high"]) if "low" in row else (value, None, None)
+    ends = "low" in row and name != "perplexity"
+    return (value, scale * row["low"], scale * row["high"]) if ends else (value, None, None)
 
 
 def stored(file: str) -> list[dict]:

@@ -29,8 +29,8 @@ from .rules import DECODED, PIECES, PROMPT, by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
-    "int8", "int8:group=32", "fp8", "kivi4", "mixed", "int4", "int4:group=32", "int4:axis=channel",
-    "int4:rotate=true", "kivi2", "nvfp4", "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
+    "int8", "kivi4", "int4", "fp8", "mixed", "int8:group=32", "int4:rotate=true", "nvfp4", "turboquant",
+    "int4:group=32", "int4:axis=channel", "kivi2", "mxfp4", "int5", "int8:axis=channel", "kvquant",
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 OF_KEEPS = 0.4  # of the time, which is left for questions
