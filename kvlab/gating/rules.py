@@ -6,6 +6,7 @@ from .formats import Cost
 
 PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
 SAFE, BREAKS = 0.03, 0.3  # nats a token
+FORETOLD = 2.0  # nats by which rounded keys move the scores of a layer: more, and a format is likely to break
 POINTS = 0.1  # of right answers that a keep may lose
 
 

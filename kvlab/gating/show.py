@@ -5,7 +5,7 @@ from __future__ import annotations
 import html as escaping
 
 from ..bill.show import counted, elsewhere, size
-from .rules import BREAKS, DECODED, POINTS, PROMPT, SAFE
+from .rules import BREAKS, DECODED, FORETOLD, POINTS, PROMPT, SAFE
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
@@ -17,7 +17,9 @@ def cells(gate, line) -> tuple[str, ...]:
     held = "–" if line.bytes is None else size(line.bytes) + ("" if line.fits is not False else ", too much")
     part = "–" if line.bytes is None else f"{100 * line.bytes / gate.full_bytes:.0f} %"
     same = "–" if line.cost is None else f"{100 * line.cost.agrees:.1f} %"
-    moved = "–" if line.cost is None or line.cost.noise is None else f"{line.cost.noise:.2g}"
+    moved = "–"
+    if line.cost is not None and (noise := line.cost.noise) is not None:
+        moved = f"{noise:.2g}{' !' if noise >= FORETOLD else ''}"
     return line.method, line.verdict, held, part, moved, same, line.why
 
 
@@ -48,8 +50,14 @@ def html(gate) -> str:
     )
     said = [f"<p>{safe(line)}</p>" for line in above(gate)]
     told = [f"<pre>{safe(line)}</pre>" if "\n" in line else f"<p>{safe(line)}</p>" for line in below(gate)]
+    norms = lambda layer: f"root mean square {layer.key:.3g} of the keys, {layer.value:.3g} of the values"
+    layers = "".join(
+        f"<li value='{index}'>{safe(layer.said)}; {norms(layer)}</li>"
+        for index, layer in enumerate(gate.layers)
+    )
+    every = f"<details><summary>Every layer</summary><ol>{layers}</ol></details>" if layers else ""
     table = f"<div style='overflow-x:auto'><table><tr>{head}</tr>{rows}</table></div>"
-    return f"{''.join(said)}{picture(gate)}{table}{''.join(told)}"
+    return f"{''.join(said)}{picture(gate)}{every}{table}{''.join(told)}"
 
 
 def page(gate) -> str:
@@ -85,7 +93,8 @@ def below(gate) -> list[str]:
             f"Formats: {gate.tokens} tokens decoded in texts of {PROMPT + DECODED} (far into a longer one a "
             f"format may lose more); safe: surely below {SAFE:g} nats a token from the full cache, breaks: "
             f"surely above {BREAKS:g}; scores move: by how many nats rounding the keys changes the scores, "
-            "in the layer where it changes them most; known before decoding"
+            "in the layer where it changes them most; known before decoding, and from "
+            f"{FORETOLD:g} on (!) it foretells that a format breaks"
         )
     if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())

@@ -219,6 +219,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert stored["lines"][0]["fits"] is True and math.isfinite(stored["lines"][0]["cost"]["nats"])
     page = (tmp_path / "gate.html").read_text()
     assert page.count("<svg") == 1 and "int8" in page and len(KINDS) == 3
+    assert page.count("<li value=") == len(stored["layers"]) > 2
 
 
 def test_every_piece_begins_as_a_text_does(workshop):
