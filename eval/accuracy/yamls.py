@@ -24,7 +24,8 @@ from ..core.errors import Problem, describe, one_line
 from .boundaries import FIELD
 
 ENDINGS = (".yaml", ".yml")
-OF_GROUPS = {"group", "task", "group_alias", "task_alias", "aggregate_metric_list", "metadata", "tag"}
+OF_MEMBERS = {"group", "task", "group_alias", "task_alias", "tag"}  # all else is a setting of the task
+OF_GROUPS = OF_MEMBERS | {"aggregate_metric_list", "metadata"}
 BESIDE = {"tag", "group", "task_list", "include", "class"}  # what lm-eval itself takes out of a task's YAML
 
 
@@ -64,19 +65,22 @@ def read(file: Path | str, asked: str) -> dict:
     return found
 
 
-def set_by_group(said: dict, index) -> list[str]:
-    """The settings that a group's YAML, or one of a group within it, gives its tasks. index: lm-eval's."""
+def set_by_group(said: dict, index, within: tuple[str, ...] = ()) -> list[str]:
+    """The settings that a group's YAML, or one of a group within it, gives its tasks. index: lm-eval's;
+    within: the groups around it."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     found = [key for key in said if key not in OF_GROUPS]
     for one in said["task"] if isinstance(said.get("task"), list) else ():
         member = one if isinstance(one, dict) else {"task": one}
         name = member.get("group", member.get("task"))
-        entry = index.get(name)
-        if entry is None or one is member:
-            found += set_by_group(member, index) if "group" in member else [*member.keys() - OF_GROUPS]
-        if entry is not None and entry.yaml_path is not None and entry.kind.name == "GROUP":
-            found += set_by_group(load_yaml(entry.yaml_path, resolve_func=False), index)
+        entry = index.get(name) if isinstance(name, str) else None
+        if entry is None and "group" in member:  # it is written here
+            found += set_by_group(member, index, within)
+            continue
+        found += [key for key in member if key not in OF_MEMBERS]
+        if entry is not None and entry.kind.name == "GROUP" and entry.yaml_path and name not in within:
+            found += set_by_group(load_yaml(entry.yaml_path, resolve_func=False), index, (*within, name))
     return found
 
 

@@ -83,7 +83,9 @@ def _loader():
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false", re.I), list("tTfF"))
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z", re.I), list("tTfF")
+    )
     return Loader
 
 

@@ -18,6 +18,7 @@ DOCUMENTS = [ROOT / "README.md"] + [
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
     "gates": tables.verdicts, "answered": tables.answered, "calibrated": tables.calibrated,
+    "foretold": tables.foretold,
     "ledger": ledger.table, "accuracy": tables.accuracy, "costs": tables.costs, "crossed": tables.crossed,
     "curves": tables.curves, "formats": tables.formats, "perplexity": tables.perplexity,
 }  # fmt: skip

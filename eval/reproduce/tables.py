@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kvlab.gating.rules import SAFE
+from kvlab.gating.rules import FORETOLD, SAFE
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
@@ -208,3 +208,32 @@ def calibrated() -> str:
     head = ["left out", "formats", "lose 5 points", "limit of the others", "called safe by it"]
     head += ["of these, lose 5 points", f"called safe by {SAFE}", "of these, lose 5 points"]
     return markdown(head, [*body, ["all", *sums[:2], "", *sums[2:]]])
+
+
+def foretold() -> str:
+    """How often rounding moves the keys' scores further under a format that breaks a model than under one
+    that does not (the area under the ROC curve), and how many of either the gate marks."""
+    planted = json.loads((ROOT / "docs" / "results" / "gate" / "planted.json").read_text("utf-8"))["rows"]
+    found = gates()
+    parts = {
+        "channels planted in the workshop model, 1 to 300 times as large": [
+            x for x in planted if "times" in x
+        ],
+        "a bias of W_k planted in it, 0 to 1,000": [x for x in planted if "bias" in x],
+        ", ".join(found): [
+            line | line["cost"] for x in found.values() for line in x["lines"] if line["cost"]
+        ],
+    }
+    body = []
+    for name, rows in (parts | {"all": [row for part in parts.values() for row in part]}).items():
+        moved = lambda breaks, rows=rows: [
+            row["noise"]
+            for row in rows
+            if (row["verdict"] == "breaks") is breaks and row["noise"] is not None
+        ]
+        broken, others = moved(True), moved(False)
+        area = sum((a > b) + (a == b) / 2 for a in broken for b in others) / (len(broken) * len(others) or 1)
+        marked = [str(sum(x >= FORETOLD for x in part)) for part in (broken, others)]
+        body.append([name, str(len(broken)), str(len(others)), f"{area:.3f}", *marked])
+    head = ["measured on", "break", "do not break", "area under the ROC curve"]
+    return markdown([*head, "of those that break, marked", "of the others"], body)

@@ -262,6 +262,8 @@ def test_a_named_file_is_read_and_none_beside_it(here, capsys):
     ("task: [{task: mine, num_fewshot: 3}]\n", "num_fewshot"),
     ("task: [mine]\nnum_fewshot: 2\n", "num_fewshot"),
     ("task: [{group: part, task: [{task: mine, doc_to_text: x}]}]\n", "doc_to_text"),
+    ("task: [{task: mine, metadata: {version: 2}}]\n", "metadata"),
+    ("task: [{group: part, metadata: {version: 2}, task: [mine]}]\n", None),
     ("task: [inner]\n", "target_delimiter"), ("task: [{group: inner, output_type: y}]\n", "output_type"),
 ])  # fmt: skip
 def test_what_a_group_sets_of_its_tasks_is_not_dropped(here, group, said):

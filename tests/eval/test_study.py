@@ -102,6 +102,7 @@ def test_a_file_says_folders_too(tmp_path):
         ("run: accuracy\nlimit: many\n", "--limit"),
         ("run: accuracy\nlimit: 3\nlimit: 4\n", "it says 'limit' twice"),
         ("run: accuracy\nnum_fewshot: 3\nnum-fewshot: 4\n", "it says 'num_fewshot' twice"),
+        ("run: accuracy\nmodel: truecase\n", "no tokenizer could be loaded from 'truecase'"),
         ("run: accuracy\nmodel: no\n", "no tokenizer could be loaded from 'no'"),
         ("run: accuracy\napply_chat_template: off\n", "ignored explicit argument 'off'"),
         ("run: accuracy\nmetadata: {version: 2026-11-30}\n", "--config: metadata: "),
