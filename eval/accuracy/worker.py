@@ -170,6 +170,7 @@ def score(
         if metric.isdecimal() and found[key] == -1:  # a length that RULER was not asked for
             continue
         items = [row[metric] for row in logged if row["filter"] == chosen and metric in row]
+        items = [one.tolist() if hasattr(one, "tolist") else one for one in items]  # numpy's numbers
         stderr = found.get(f"{metric}_stderr,{chosen}")
         if not isinstance(stderr, float):
             stderr = jackknife(task.aggregation().get(metric, mean), items)  # RULER names some lengths only

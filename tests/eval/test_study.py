@@ -159,11 +159,15 @@ def test_shards_are_all_and_none_is_made_twice():
     assert settings.shard(None) == (1, 1)
 
 
-def test_metrics_of_all_documents_together_are_stored(folder, tmp_path, no_pictures):
-    """Whose items are pairs or arrays: two answers are compared by none of them."""
+def test_metrics_whose_items_are_pairs_arrays_or_numpys_numbers_are_stored(folder, tmp_path, no_pictures):
+    """Pairs and arrays belong to all documents together: two methods are not compared by them."""
     rows = [{"ctx": f"the dog ran {i} times to the", "label": i % 2} for i in range(6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    for metric in ("f1", "mcc", "brier_score"):
+    (tmp_path / "scored.py").write_text(
+        "import numpy\n\n\ndef score(doc, said):\n"
+        "    return {'acc': numpy.argmax([nats for nats, _ in said]) == doc['label']}\n"
+    )
+    for metric in ("f1", "mcc", "brier_score", "acc"):
         (tmp_path / f"{metric}.yaml").write_text(f"""
 task: t_{metric}
 dataset_path: json
@@ -174,18 +178,14 @@ doc_to_text: "{{{{ctx}}}}"
 doc_to_choice: [barn, river]
 doc_to_target: label
 metric_list: [{{metric: {metric}}}]
+{"process_results: !function scored.score" if metric == "acc" else ""}
 """)
-    words = [
-        "accuracy",
-        "--model",
-        str(folder),
-        "--methods",
-        "full",
-        "int4:group=4",
-        "--include-path",
-        str(tmp_path),
-    ]
-    words += ["--tasks", "t_f1", "t_mcc", "t_brier_score", "--out", str(tmp_path / "out")]
+    words = ["accuracy", "--model", str(folder), "--methods", "full", "int4:group=4", "--jobs", "0"]
+    words += ["--include-path", str(tmp_path), "--tasks", "t_f1", "t_mcc", "t_brier_score", "t_acc"]
+    words += ["--out", str(tmp_path / "out")]
     assert main(words) == 0
     cells = [*Store(tmp_path / "out").records()]
-    assert len(cells) == 6 and all(cell["chance"] is None and cell["metrics"][0]["n"] == 6 for cell in cells)
+    assert len(cells) == 8 and all(cell["metrics"][0]["n"] == 6 for cell in cells)
+    for cell in cells:
+        known = cell["task"] == "t_acc"
+        assert len(*cell["values"].values()) == 6 * known and cell["chance"] == (0.5 if known else None)
