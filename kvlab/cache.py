@@ -345,10 +345,14 @@ class KVCache(Bound):
             layer.prefilling = True
         try:
             yield
+            check_begun(self)
+            with half_done(self):
+                for layer in self.attending:
+                    layer.prefilling = False
+                self._end_prompt()
         finally:
             for layer in self.attending:
                 layer.prefilling = False
-        self._end_prompt()
 
     def save(self, path) -> None:
         """See `Bound.save`."""

@@ -153,7 +153,8 @@ def bill(arguments: argparse.Namespace) -> int:
     given = arguments.model, arguments.device, arguments.context, arguments.users, arguments.price
     found = bill(*given, methods)
     print(found)
-    print(f"\n{show.elsewhere([line.method.partition(':')[0] for line in found.lines])}")
+    near = [line.method.partition(":")[0] for line in found.lines]
+    print(f"\n{show.elsewhere([*near, *['int8:group=32'] * ('int8' in near)])}")
     return 0
 
 

@@ -66,18 +66,26 @@ def interrupted_at(line: int, run, where: str = "turns.py") -> int:
     return left[0]
 
 
-@pytest.mark.parametrize("how", ["pieces", "turn", "reset"])
+@pytest.mark.parametrize("how", ["pieces", "block", "turn", "reset"])
 @pytest.mark.parametrize("seed", range(2))
 def test_an_interruption_at_a_drawn_line_where_a_prompt_ends_is_noticed(seed, how):
     """Or where everything is forgotten: what follows is right, or refused."""
     model, draw, refused = kvlab.prepare(family("Llama").double()), random.Random(f"{seed} {how}"), 0
     step = lambda cache, tokens, seed: model(prompt(tokens, seed=seed), past_key_values=cache).logits
-    fed = {"pieces": ((8, 1), (5, 2)), "turn": ((13, 1), (1, 3), (5, 9)), "reset": ((14, 1),)}[how]
+    fed = {
+        "pieces": ((8, 1), (5, 2)),
+        "block": ((8, 1), (5, 2)),
+        "turn": ((13, 1), (1, 3), (5, 9)),
+        "reset": ((14, 1),),
+    }[how]
     specs = [one for one in EACH if one not in ("recompute", "padded") and "zip" not in one]
     for spec in draw.sample(specs, 5):
 
         def begun_again(spec=spec):
             cache = kvlab.make_cache(model, spec)
+            cache.block = cache.prefill()
+            if how == "block":
+                cache.block.__enter__()
             for one in fed:
                 step(cache, *one)
             return cache
@@ -86,7 +94,8 @@ def test_an_interruption_at_a_drawn_line_where_a_prompt_ends_is_noticed(seed, ho
             later = [(12, 5), (1, 6), (1, 7)] if how == "reset" else [(1, 3), (1, 5), (1, 6)]
             return torch.cat([step(cache, *one)[:, -1] for one in later])
 
-        run = kvlab.KVCache.reset if how == "reset" else kvlab.KVCache.stats
+        run = {"reset": kvlab.KVCache.reset, "block": lambda cache: cache.block.__exit__(None, None, None)}
+        run = run.get(how, kvlab.KVCache.stats)
         with torch.no_grad():
             run(cache := begun_again())
             right = goes_on(cache)
@@ -100,6 +109,9 @@ def test_an_interruption_at_a_drawn_line_where_a_prompt_ends_is_noticed(seed, ho
                     continue
                 if how == "reset" and cache.get_seq_length():
                     cache.reset()
+                if how == "block" and cache.attending[0].in_prompt:  # as after an error in the block
+                    with cache.prefill():
+                        pass
                 torch.testing.assert_close(goes_on(cache), right, atol=1e-6, rtol=0, msg=f"{spec}, {line}")
     assert refused or how == "turn"  # which changes nothing for many methods
 

@@ -60,11 +60,12 @@ def read(path: str) -> dict:
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        said = yaml.load(text, _loader())
+        said, words = yaml.safe_load(text), yaml.load(text, _loader())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Problem(f"--config {path}: {one_line(error)}") from error
     if not isinstance(said, dict) or not all(isinstance(name, str) and name != "config" for name in said):
         raise Problem(f"--config {path}: expected options, as name: value, and no further file")
+    said = {name: one if isinstance(one, dict) else words[name] for name, one in said.items()}
     names = [_dashed(f"--{name.value}") for name, _ in yaml.compose(text).value]
     if twice := [name for name in said if names.count(_dashed(f"--{name}")) > 1]:
         raise Problem(f"--config {path}: it says {shown(twice[0])} twice")
@@ -74,7 +75,8 @@ def read(path: str) -> dict:
 
 
 def _loader():
-    """YAML in which `no`, `off`, `yes` and `on` are words, such as a task's name."""
+    """YAML in which `no`, `off`, `yes` and `on` are words, such as a task's name; so they are outside of
+    mappings, which lm-eval reads."""
     import yaml
 
     class Loader(yaml.SafeLoader):

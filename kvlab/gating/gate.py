@@ -29,7 +29,7 @@ from .rules import DECODED, PIECES, PROMPT, by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
-    "int8", "kivi4", "int4", "fp8", "mixed", "int8:group=32", "int4:rotate=true", "nvfp4", "turboquant",
+    "int8", "kivi4", "int4", "int4:rotate=true", "nvfp4", "turboquant", "fp8", "mixed", "int8:group=32",
     "int4:group=32", "int4:axis=channel", "kivi2", "mxfp4", "int5", "int8:axis=channel", "kvquant",
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")

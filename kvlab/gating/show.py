@@ -99,8 +99,8 @@ def below(gate) -> list[str]:
     if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
         lines.append(
-            f"Keeps: {asked} questions; safe: surely loses less than {100 * POINTS:.0f} points under both "
-            "protocols, breaks: surely more under one"
+            f"Keeps: {asked} questions on documents of some 150 tokens at most; safe: surely loses less than "
+            f"{100 * POINTS:.0f} points under both protocols, breaks: surely more under one"
         )
     fitting = [line.method for line in gate.safe]
     larger = [line.method for line in gate.lines if line.verdict == "safe" and line.fits is False]
@@ -110,8 +110,8 @@ def below(gate) -> list[str]:
     elif larger:
         lines.append(f"Safe, and too much for {size(gate.memory)}: {', '.join(larger)}")
     elif any(line.verdict != "no verdict" for line in gate.lines):
-        then = "keep the full cache" if gate.full_fits is not False else "and the full cache does not fit"
-        lines.append(f"Nothing was found to be safe: {then}")
+        then = ": keep the full cache" if gate.full_fits is not False else ", and the full cache does not fit"
+        lines.append(f"Nothing was found to be safe{then}")
     elif over < len(gate.lines):
         lines.append("Nothing could be judged")
     if over:

@@ -83,6 +83,12 @@ def test_a_file_says_what_the_command_line_does(tmp_path):
     assert alike("--config", str(tmp_path / "all.json")) == alike("all", "--limit", "2")
 
 
+def test_no_is_a_word_except_in_a_mapping(tmp_path):
+    (tmp_path / "study.yaml").write_text("run: accuracy\ntasks: [no]\nmetadata: {shuffle: off}\nlimit: on\n")
+    said = expanded(["--config", str(tmp_path / "study.yaml")])
+    assert said == ["accuracy", "--tasks", "no", '--metadata={"shuffle": false}', "--limit=on"]
+
+
 def test_a_file_says_folders_too(tmp_path):
     (tmp_path / "merge.yaml").write_text("run: merge\nout: all\nfolders: [one, two]\n")
     file = str(tmp_path / "merge.yaml")

@@ -152,9 +152,9 @@ def test_what_is_safe_and_does_not_fit_is_not_called_unsafe(workshop, short):
     found.lines = [replace(found.lines[0], verdict="safe")]
     said = str(found)
     assert "Safe, and too much for 6.00 MB: int8" in said and "full in 16 bits: 67.1 MB, too much" in said
-    assert "-ctk q8_0 -ctv q8_0" in said and "keep the full cache" not in said
+    assert "int8_per_token_head" in said and "q8_0" not in said and "keep the full cache" not in said
     found.lines = [replace(found.lines[0], verdict="breaks")]
-    assert str(found).endswith("Nothing was found to be safe: and the full cache does not fit")
+    assert str(found).endswith("Nothing was found to be safe, and the full cache does not fit")
     found.lines = [replace(found.lines[0], verdict="no verdict")]
     assert str(found).endswith("Nothing could be judged")
 
