@@ -116,7 +116,8 @@ def test_a_file_says_folders_too(tmp_path):
         (None, "No such file"),
     ],
 )
-def test_a_file_that_says_no_options_is_one_line(tmp_path, text, why, capsys):
+def test_a_file_that_says_no_options_is_one_line(tmp_path, text, why, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a run begins a folder for its results
     if text is not None:
         (tmp_path / "study.yaml").write_text(text)
     assert main(["--config", str(tmp_path / "study.yaml")]) == 2
