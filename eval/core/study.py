@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -60,12 +59,12 @@ def read(path: str) -> dict:
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        said, words = yaml.safe_load(text), yaml.load(text, _loader())
+        said, texts = yaml.safe_load(text), yaml.load(text, yaml.BaseLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Problem(f"--config {path}: {one_line(error)}") from error
     if not isinstance(said, dict) or not all(isinstance(name, str) and name != "config" for name in said):
         raise Problem(f"--config {path}: expected options, as name: value, and no further file")
-    said = {name: one if isinstance(one, dict) else words[name] for name, one in said.items()}
+    said = {name: _word(one, texts.get(name)) for name, one in said.items()}
     names = [_dashed(f"--{name.value}") for name, _ in yaml.compose(text).value]
     if twice := [name for name in said if names.count(_dashed(f"--{name}")) > 1]:
         raise Problem(f"--config {path}: it says {shown(twice[0])} twice")
@@ -74,21 +73,12 @@ def read(path: str) -> dict:
     return said
 
 
-def _loader():
-    """YAML in which `no`, `off`, `yes` and `on` are words, such as a task's name; so they are outside of
-    mappings, which lm-eval reads."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {
-            first: [(tag, rule) for tag, rule in rules if not tag.endswith(":bool")]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z", re.I), list("tTfF")
-    )
-    return Loader
+def _word(one, text):
+    """A value in which `no`, `off`, `yes` and `on` are words, such as a task's name; text: as it is written.
+    In a mapping, which lm-eval reads, they are what YAML says."""
+    if isinstance(one, list) and isinstance(text, list):
+        return [_word(*pair) for pair in zip(one, text, strict=True)]
+    return text if isinstance(one, bool) and text and text.lower() not in ("true", "false") else one
 
 
 def _dashed(word: str) -> str:

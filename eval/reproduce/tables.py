@@ -150,6 +150,7 @@ def gates(folder: str = "") -> dict[str, dict]:
 
 
 def gated(found: dict[str, dict], cells: list[tuple[str, str, str]]) -> str:
+    """A table of gates, (method, model, text) a cell, and when and where they were made."""
     made = (
         f"{model}: {gate['made']['cpu']}, torch {gate['made']['torch']}, {gate['made']['date']}"
         for model, gate in found.items()
