@@ -215,12 +215,11 @@ def foretold() -> str:
     """How often rounding moves the keys' scores further under a format that breaks a model than under one
     that does not (the area under the ROC curve), and how many of either the gate marks."""
     planted = json.loads((ROOT / "docs" / "results" / "gate" / "planted.json").read_text("utf-8"))["rows"]
-    found = gates()
+    found, with_ = gates(), lambda what: [row for row in planted if what in row]
     parts = {
-        "channels planted in the workshop model, 1 to 300 times as large": [
-            x for x in planted if "times" in x
-        ],
-        "a bias of W_k planted in it, 0 to 1,000": [x for x in planted if "bias" in x],
+        "channels planted in the workshop model, 1 to 300 times as large": with_("times"),
+        "a bias of W_k planted in it, 0 to 1,000": with_("bias"),
+        "a first token planted in it, whose key is 1 to 1,000 in a channel": with_("sink"),
         ", ".join(found): [
             line | line["cost"] for x in found.values() for line in x["lines"] if line["cost"]
         ],

@@ -1,4 +1,4 @@
-"""Key channels that are larger and larger, in a model whose answers stay the same, and a bias of W_k.
+"""Key channels that are larger and larger, in a model whose answers stay the same, a bias of W_k, and a sink.
 
 `PYTHONPATH=tests python -m gating.planted` writes what every format then costs, for docs/gate.md.
 """
@@ -14,9 +14,12 @@ import kvlab
 from kvlab.gating import gate
 from kvlab.gating.gate import FORMATS
 
+PROSE = Path(kvlab.__file__).parent / "gating" / "prose.txt"
 STORED = Path(__file__).parents[2] / "docs" / "results" / "gate" / "planted.json"
 TIMES = (1, 3, 10, 30, 100, 300)
 BIASES = (0, 3, 10, 30, 100, 300, 1000)
+SINKS = (1, 3, 10, 30, 100, 300, 1000)
+NATS = 4.0  # that a sink's scores gain
 NOT_SHARED = ("model_type", "architectures", "attention_bias", "mlp_bias", "transformers_version")
 
 
@@ -47,10 +50,33 @@ def biased(model, bias: float):
     return made
 
 
+@torch.no_grad()
+def sunk(model, ids, size: float):
+    """A Llama as a Qwen2, in which the first token's key, and hardly another's, has this number in a channel
+    of every head, the one that RoPE turns least. Queries have the same number there. Its scores gain
+    `NATS`, whatever the size. ids: a text `[1, tokens]` by which the other tokens' inputs are known."""
+    made, size_of = biased(model, 0.0), model.config.head_dim
+    for layer in made.model.layers:
+        inputs, attention = [], layer.self_attn
+        hook = attention.k_proj.register_forward_pre_hook(lambda _, given, to=inputs: to.append(given[0][0]))
+        made(ids)
+        hook.remove()
+        first, others = inputs[0][0], inputs[0][1:]  # [hidden], [tokens - 1, hidden]
+        spread = others.T @ others / len(others)
+        finds = torch.linalg.solve(spread + 1e-3 * spread.diagonal().mean() * torch.eye(len(first)), first)
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.view(-1, size_of, len(first))[:, [size_of // 2 - 1, -1]] = 0.0
+        attention.k_proj.weight.view(-1, size_of, len(first))[:, -1] = size * finds / (finds @ first)
+        attention.q_proj.bias.view(-1, size_of)[:, -1] = NATS * size_of**0.5 / size
+    return made
+
+
 def main() -> None:
     model, tokenizer = kvlab.load()
+    ids = tokenizer(tokenizer.bos_token + PROSE.read_text("utf-8"), return_tensors="pt").input_ids[:, :512]
     rows, models = [], [({"times": times}, planted(model, times)) for times in TIMES]
-    for what, one in models + [({"bias": bias}, biased(model, bias)) for bias in BIASES]:
+    models += [({"bias": bias}, biased(model, bias)) for bias in BIASES]
+    for what, one in models + [({"sink": size}, sunk(model, ids, size)) for size in SINKS]:
         found = gate(one, tokenizer, FORMATS, minutes=60)
         largest = max(layer.outlier for layer in found.layers)
         rows += [
