@@ -39,7 +39,7 @@ demo: $(READY) ## run every method on the built-in model and write a report
 test: $(READY) ## run the tests, and the notebooks strictly
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist worksteal tests
 ifneq ($(NOTEBOOKS),)
-	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
 endif
 
 browser: $(READY) ## install a Chromium for the tests of pages, where there is none and apt can
@@ -77,7 +77,7 @@ notebooks: $(READY) ## run all chapters again and store their outputs
 	HF_HUB_OFFLINE=1 $(PY) -m course run
 
 test-workshop: $(READY) ## run every learner edition from top to bottom
-	HF_HUB_OFFLINE=1 $(PY) -m course try
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m course try
 
 workshop: $(READY) ## write what learners and instructors are handed: two zips
 	$(PY) -m course workshop --out build/workshop
