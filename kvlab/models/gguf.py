@@ -15,14 +15,18 @@ import torch
 from .. import scratch
 from ..errors import first_line
 from ..extras import EXTRAS, needs
-from . import files
+from . import fields, files
 from .files import sha256, unlike, write_sums
 
 MAGIC = b"GGUF"  # what such a file begins with
 # What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
 # GPT-2 does: every digit alone first (so llama.cpp's src/llama-vocab.cpp), or indeed as GPT-2.
 DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
-CODE = (__file__, files.__file__)  # what an older state of this has converted, is converted again
+CODE = (
+    __file__,
+    fields.__file__,
+    files.__file__,
+)  # what an older state of this made, is made again
 AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
@@ -69,6 +73,9 @@ def convert(file: Path, folder: Path) -> None:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+            begin = f"{_field(reader, 'general.architecture')}."
+            said = {name: _field(reader, name) for name in reader.fields if name.startswith(begin)}
+            fields.settle(config, {name.removeprefix(begin): value for name, value in said.items()})
             with torch.device("meta"):
                 plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             _check_size(plain, reader, file)

@@ -1,0 +1,72 @@
+"""Fields: what a GGUF file says of its model. transformers reads some of it, and else takes its defaults."""
+
+from __future__ import annotations
+
+from ..errors import shown
+
+# what `ARCHITECTURE.` is followed by, and the names that configurations have for it
+NAMES = {
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_kv_heads", "num_key_value_heads"),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "use_parallel_residual": ("use_parallel_residual",),
+}
+ROTATIONS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
+# these change no number, or are looked at elsewhere: sizes are those of the tensors, positions are in gguf.py
+ELSEWHERE = (
+    "attention.key_length", "attention.value_length", "block_count", "context_length", "embedding_length",
+    "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "feed_forward_length",
+    "pooling_type", "rope.dimension_count", "rope.scale_linear", "rope.scaling.factor",
+    "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",
+    "shortconv.l_cache", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+    "tensor_data_layout", "vocab_size",
+)  # fmt: skip
+LARGE = {
+    "gemma2": 46,
+    "gemma3_text": 62,
+}  # blocks of the models of 27B, of which llama.cpp scales queries apart
+
+
+def settle(config, said: dict) -> None:
+    """Give a configuration what a file says: {field, without its architecture: number or list}. ValueError
+    for a field that the configuration has no place for, unless its value changes nothing."""
+    for field, value in said.items():
+        if not (_placed(config, field, value) or field in ELSEWHERE or _changes_nothing(field, value)):
+            raise ValueError(f"it says {field} = {shown(str(value))}, and transformers has no place for that")
+    if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp knows it, and no field says it
+        large = LARGE.get(config.model_type) == config.num_hidden_layers
+        config.query_pre_attn_scalar = (
+            config.hidden_size // config.num_attention_heads if large else config.head_dim
+        )
+
+
+def _placed(config, field: str, value) -> bool:
+    """Whether the configuration has a place for this field, where the value is now."""
+    kinds, turns = getattr(config, "layer_types", None), getattr(config, "rope_parameters", None) or {}
+    if field == "attention.sliding_window_pattern" and kinds:
+        local = value if isinstance(value, list) else [(at + 1) % value != 0 for at in range(len(kinds))]
+        config.layer_types = ["sliding_attention" if one else "full_attention" for one in local]
+        return True
+    if field in ROTATIONS:
+        part = turns.get(ROTATIONS[field], turns if field == "rope.freq_base" else None)
+        if part:
+            part["rope_theta"] = value
+        return bool(part)
+    if field == "attention.sliding_window" and kinds and "sliding_attention" not in kinds:
+        return False
+    name = next((name for name in NAMES.get(field, ()) if hasattr(config, name)), None)
+    if name is not None:
+        setattr(config, name, max(value) if isinstance(value, list) else value)
+    return name is not None
+
+
+def _changes_nothing(field: str, value) -> bool:
+    if field == "attention.causal":
+        return bool(value)
+    return not value or value == "none" or (value == 1 and field.endswith(("_scale", "_factor")))
