@@ -97,6 +97,7 @@ class ModelShape:
             vocabulary=config.vocab_size,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             context=getattr(config, "max_position_embeddings", None),
+            value_dim=getattr(config, "v_head_dim", None) or 0,
         )
 
 

@@ -45,6 +45,7 @@ class Kivi(Growing):
 
     def check(self, key: int, value: int, window: int | None) -> None:
         self.format.check(key)
+        self.values_of(value).check(value)
         if window is not None:
             raise ValueError(
                 "kivi: keys are written in blocks of tokens, so a sliding window cannot let single ones go; "
@@ -53,7 +54,11 @@ class Kivi(Growing):
 
     def start(self, layer) -> KiviState:
         self.check(layer.shape.head_dim, layer.shape.value_dim, layer.local)
-        return KiviState(self, replace(self.values, group=math.gcd(self.group, layer.shape.value_dim)))
+        return KiviState(self, self.values_of(layer.shape.value_dim))
+
+    def values_of(self, width: int) -> Int:
+        """The format of V, whose groups divide its width."""
+        return replace(self.values, group=math.gcd(self.group, width))
 
     def suits(self, keep, place) -> None:
         if keep.evicts:
@@ -71,8 +76,7 @@ class Kivi(Growing):
         if written == 0:
             return Exact().bits_per_value(shape, dtype)
         keys = self.format.bits + 32 * math.ceil(written / self.group) / written
-        values = replace(self.values, group=math.gcd(self.group, width))
-        both = keys + values.bits_per_value((heads, written, width))
+        both = keys + self.values_of(width).bits_per_value((heads, written, width))
         return (both / 2 * written + dtype.itemsize * 8 * (tokens - written)) / tokens
 
 
