@@ -181,7 +181,10 @@ def gate(arguments: argparse.Namespace) -> int:
     for file in filter(None, (arguments.json, arguments.html)):  # refuse a file now, not in ten minutes
         if Path(file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
+        there = Path(file).exists()
         Path(file).touch()
+        if not there:  # nothing is left if the model or the text is refused
+            Path(file).unlink()
     if arguments.threads is not None:
         check_whole("threads", arguments.threads, 1, "threads")
         torch.set_num_threads(arguments.threads)

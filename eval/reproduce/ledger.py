@@ -8,6 +8,8 @@ import statistics
 import tomllib
 from pathlib import Path
 
+from scipy.stats import t
+
 from ..core.digests import ROOT
 from . import collect, tables
 
@@ -78,7 +80,7 @@ def picked(rows: list[dict], wanted: dict) -> dict | None:
 def ratio(mine: list[float], theirs: list[float]) -> tuple[float, float, float]:
     """A perplexity over another, with its interval over chunks. Both in nats a token, chunk by chunk."""
     apart = [a - b for a, b in zip(mine, theirs, strict=True)]
-    away = SURE * statistics.stdev(apart) / math.sqrt(len(apart))
+    away = t.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / math.sqrt(len(apart))
     return tuple(math.exp(statistics.mean(apart) + by) for by in (0, -away, away))
 
 

@@ -222,6 +222,13 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert page.count("<li value=") == len(stored["layers"]) > 2
 
 
+def test_a_refusal_leaves_no_file(tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("The lamp was lit.")
+    words = ["--text", str(tmp_path / "short.txt"), "--json", str(tmp_path / "gate.json")]
+    assert cli.main(["gate", "--methods", "int8", *words]) == 2
+    assert "tokens" in capsys.readouterr().err and not (tmp_path / "gate.json").exists()
+
+
 def test_every_piece_begins_as_a_text_does(workshop):
     plain = rows(workshop[1], 40, 2)
     bos = AddsBos(workshop[1])
