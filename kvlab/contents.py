@@ -151,7 +151,13 @@ class Contents(NoTensor, CacheLayerMixin):
     @property
     def is_croppable(self) -> bool:
         """Whether tokens can be taken back at any moment."""
-        return not (self.evicts or self.local is not None or self.store.in_blocks)
+        return not (self.evicts or self.local is not None or self.store.in_blocks or self._knows_more)
+
+    @property
+    def _knows_more(self) -> bool:
+        """Whether a fetch knows keys by what they were before the store rounded them."""
+        fetch = getattr(self.place, "fetch", None)
+        return getattr(fetch, "bounds_keys", False) and not self.store.policy.as_they_are
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
@@ -191,6 +197,11 @@ class Contents(NoTensor, CacheLayerMixin):
             gone = f"{name} has evicted tokens"
         elif left and not (self.rows_held == self.lengths and self.table.aligned):
             gone = "the window has left tokens behind"
+        elif left and self._knows_more:
+            raise ValueError(
+                "crop: Quest has bounds of keys that the store has rounded since, so those of a shorter text "
+                "cannot be had again; start again with cache.reset()"
+            )
         else:
             return self.store.check_crop(self._slots_left(left)) if left else None
         raise ValueError(f"crop: {gone} that were held at that point; start again with cache.reset()")

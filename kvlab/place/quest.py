@@ -171,8 +171,10 @@ def slots_of_pages(layer, pages: int, page: int, device: torch.device) -> Tensor
 
 
 class QuestState(State):
-    """See `Quest`. Pages do not follow slots: after a crop they are bounded again."""
+    """See `Quest`. Pages do not follow slots: after a crop they are bounded again, which a store that rounds
+    keys refuses."""
 
+    bounds_keys = True
     per_row = ("low", "high", "open", "open_at")
 
     def crop(self, length: int) -> None:

@@ -23,6 +23,21 @@ def test_a_crop_into_a_page(spec):
         assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-5)
 
 
+@pytest.mark.parametrize("spec", ["quest+int8:page=3,budget=0.3", "quest:page=3,budget=0.3"])
+def test_a_crop_of_keys_that_were_rounded_is_refused(spec):
+    """Bounds are of keys before they were rounded, which nobody has after a crop."""
+    stepper = kvlab.Stepper(model := tiny("llama"), kvlab.make_cache(model, spec))
+    rounds = "+" in spec
+    assert stepper.cache.is_croppable is not rounds
+    stepper.feed(prompt(46))
+    if rounds:
+        with pytest.raises(ValueError, match="Quest has bounds of keys that the store has rounded since"):
+            stepper.cache.crop(-5)
+    stepper.feed(prompt(1, seed=2))
+    stepper.cache.crop(-47)
+    assert stepper.cache.get_seq_length() == 0
+
+
 def test_the_longest_row_may_leave():
     """What stays goes on as it would by itself, though its pages were made beside more of them."""
     model, spec, ids = tiny("llama"), "quest:page=4,budget=8,full_layers=1,digest=centre", prompt(33)
