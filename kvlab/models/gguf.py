@@ -27,6 +27,12 @@ CODE = (
     fields.__file__,
     files.__file__,
 )  # what an older state of this made, is made again
+# Where llama.cpp takes a word of the vocabulary whole, whatever its merges, and a text begins with the first
+# token unless the file denies it.
+WHOLE = (
+    "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral",
+    "tekken",
+)  # fmt: skip
 AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
@@ -87,7 +93,13 @@ def convert(file: Path, folder: Path) -> None:
         raise ValueError(f"{file} cannot be converted: {first_line(error)}") from error
     if why := unlike(found):
         raise ValueError(f"{file} {why}: it is no whole {type(model).__name__}")
-    _cut(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre"), file)
+    pre, begins = (_field(reader, f"tokenizer.ggml.{name}") for name in ("pre", "add_bos_token"))
+    _cut(tokenizer.backend_tokenizer, pre, file)
+    if pre in WHOLE:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+        tokenizer.add_bos_token = begins is not False
+    if _field(reader, "tokenizer.ggml.add_space_prefix") is False and _put_space(tokenizer):
+        raise ValueError(f"{file}: its tokenizer puts no space before a text, and transformers would")
     config = model.config
     _check_positions(model, reader, file)
     if hasattr(config, "quantization_config"):  # these weights are plain now
@@ -201,6 +213,11 @@ def _check_positions(model, reader, file: Path) -> None:
             f"{file}: it rotates {channels} channels of a head, and a {type(model).__name__} rotates "
             f"{max(rotated)}"
         )
+
+
+def _put_space(tokenizer) -> bool:
+    """Whether a text that begins with a letter gets a space before it."""
+    return tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("▁")
 
 
 def _cut(tokenizer, pre: str | None, file: Path) -> None:

@@ -72,6 +72,34 @@ def test_every_text_comes_back_and_digits_stand_alone(tmp_path):
     assert pieces == ["a", "ĠĠ", "7", "ĊĊ", "1", "<file_sep>"]
 
 
+@pytest.mark.parametrize("pre", ["llama-bpe", "tekken", "pixtral"])
+@pytest.mark.parametrize("begins", [True, False, None])
+def test_words_are_taken_whole_and_texts_begin_where_llama_cpp_does_so(tmp_path, pre, begins, monkeypatch):
+    monkeypatch.setattr(made, "TOKENS", [*made.TOKENS[:-1], "Ġthefoo"])  # no merge makes it
+    monkeypatch.setattr(made, "MERGES", made.MERGES[:4])
+    monkeypatch.setattr(package.GGUFWriter, "add_add_bos_token", lambda *_: None)
+    said = [] if begins is None else [("add_bool", "tokenizer.ggml.add_bos_token", begins)]
+    made.write(tmp_path / "x.gguf", pre=pre, more=said)
+    _, tokenizer = kvlab.load(tmp_path / "x.gguf", device="cpu")
+    found = tokenizer.convert_ids_to_tokens(tokenizer("a thefoo").input_ids)
+    assert found == ["<|im_start|>", "a", "Ġthefoo"][begins is False :]
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_a_space_before_a_text_is_put_there_or_the_file_is_refused(tmp_path, space, monkeypatch):
+    monkeypatch.setattr(made, "TOKENS", [*made.TOKENS[:-1], "▁"])
+    monkeypatch.setattr(made, "MERGES", made.MERGES[:4])
+    scores = [0.0] * len(made.TOKENS)
+    more = [("add_tokenizer_model", "llama"), ("add_token_scores", scores), ("add_add_space_prefix", space)]
+    made.write(tmp_path / "x.gguf", pre="default", more=more)
+    if space:
+        _, tokenizer = kvlab.load(tmp_path / "x.gguf", device="cpu")
+        assert tokenizer.tokenize("the")[0] == "▁"
+    else:
+        with pytest.raises(ValueError, match="puts no space before a text, and transformers would"):
+            kvlab.load(tmp_path / "x.gguf", device="cpu")
+
+
 @pytest.mark.parametrize("alignment", [16, 32, 64])
 def test_a_file_may_say_how_its_tensors_are_aligned(tmp_path, alignment):
     expected, _ = made.write(tmp_path / "x.gguf", more=[("add_custom_alignment", alignment)])
