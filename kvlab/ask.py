@@ -166,7 +166,7 @@ def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[
             raise ValueError("chat=True: the chat template does not show the user's words as they are")
 
     def ids_of(text: str, special: bool = not chat) -> list[int]:
-        return tokenizer(text, add_special_tokens=special, verbose=False).input_ids
+        return opened(tokenizer, text) if special else plain(tokenizer, text)
 
     start = ids_of(head)
     found = []
@@ -180,6 +180,20 @@ def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[
         if not ids:
             raise ValueError(f"{what} is empty: the tokenizer makes no token of it")
     return found
+
+
+def opened(tokenizer, text: str) -> list[int]:
+    """The ids of a text that goes on: behind what the tokenizer puts before a text, without what it puts at
+    the end."""
+    inside, whole = plain(tokenizer, text), tokenizer(text, verbose=False).input_ids
+    starts = range(len(whole) - len(inside) + 1)
+    before = next((at for at in starts if whole[at : at + len(inside)] == inside), 0)
+    return whole[: before + len(inside)] if inside else whole
+
+
+def plain(tokenizer, text: str) -> list[int]:
+    """The ids of a text, without any that the tokenizer adds."""
+    return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
 
 def _turn(tokenizer, said: str) -> str:

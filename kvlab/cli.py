@@ -177,8 +177,13 @@ def gate(arguments: argparse.Namespace) -> int:
     methods = None if arguments.methods is None else separated(arguments.methods)
     size = arguments.memory, arguments.context, arguments.users
     check(methods, arguments.minutes, *size)
+    written = [file for file in (arguments.json, arguments.html) if file is not None]
+    named = [Path(file).resolve() for file in (*written, arguments.text, arguments.model) if file is not None]
+    for file in written:
+        if named.count(Path(file).resolve()) > 1:
+            raise ValueError(f"{file}: another option names this file as well, and would lose what is in it")
     Room.of(configuration(arguments.model), *size)
-    for file in filter(None, (arguments.json, arguments.html)):  # refuse a file now, not in ten minutes
+    for file in written:  # refuse a file now, not in ten minutes
         if Path(file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
         there = Path(file).exists()

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import kvlab
@@ -32,6 +33,22 @@ def loaded():
 
 def ids(tokenizer, text):
     return torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+
+
+@pytest.mark.parametrize("around", ["$A {end}", "{end} $A {end}", "{end} $A", "$A"])
+def test_what_a_tokenizer_puts_at_the_end_of_a_text_is_not_between_context_and_question(loaded, around):
+    """As in a GGUF file whose `add_eos_token` is true."""
+    model, tokenizer = loaded[0], copy.deepcopy(loaded[1])
+    end = tokenizer.eos_token
+    said = TemplateProcessing(single=around.format(end=end), special_tokens=[(end, tokenizer.eos_token_id)])
+    tokenizer.backend_tokenizer.post_processor, fed = said, []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, given: fed.extend(given["input_ids"][0].tolist()), with_kwargs=True
+    )
+    kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=1, protocol="question-inside")
+    hook.remove()
+    begins = end if around.startswith("{end}") else ""
+    assert tokenizer.decode(fed) == f"{begins}{CONTEXT}\n{ASKED[0]}"
 
 
 def by_hand(model, method, context, question, count):

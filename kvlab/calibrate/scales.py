@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import recorded
-from ..models import calibration_ids, prepare
+from ..models import calibration_ids, is_latent, prepare
 from .profile import check_folder, write
 
 KIND = "scales"
@@ -18,6 +18,8 @@ KIND = "scales"
 def largest(model, ids: Tensor | None = None, channels: bool = False) -> tuple[Tensor, Tensor]:
     """Of K and of V, `[layers, kv_heads, 1]`, or with `channels` of each channel, `[layers, kv_heads,
     head_dim]`. ids: `[1, tokens]` (default: `models.calibration_ids`)."""
+    if is_latent(model):
+        raise ValueError(f"{type(model).__name__} caches latents, which have no scales of K and V")
     layers = recorded(prepare(model), calibration_ids(model) if ids is None else ids)
     over = (0, 2) if channels else (0, 2, 3)
 

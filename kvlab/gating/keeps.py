@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..ask import opened, plain
 from ..devices import entry_of
 from .formats import SURE
 from .reading import Reading
@@ -43,7 +44,7 @@ def ask(model, tokenizer, methods: list, seed: int, found: dict[str, Answers]) -
         )
     for needle in (False, True):
         asked = document(2 * seed + needle, needle, QUESTIONS["context-first"], names)
-        context = torch.tensor([tokenizer(asked.context).input_ids], device=entry_of(model))
+        context = torch.tensor([opened(tokenizer, asked.context)], device=entry_of(model))
         first = Reading.of(model, context)
         cut = [_joined(first.ids, tokenizer, begun) for begun, _, _ in asked.questions]
         inside = [(Reading.of(model, ids[:, :-1]), ids) for ids in cut[: QUESTIONS["question-inside"]]]
@@ -79,9 +80,7 @@ def _right(tokenizer, logits, question: tuple[str, list[str], int]) -> bool:
 
 def _first(tokenizer, begun: str, name: str) -> int:
     """The first token of a name that ends a sentence: alone, a name may begin with the blank before it."""
-    before, whole = (
-        tokenizer(said, add_special_tokens=False).input_ids for said in (begun, f"{begun} {name}")
-    )
+    before, whole = (plain(tokenizer, said) for said in (begun, f"{begun} {name}"))
     return whole[min(len(before), len(whole) - 1)]
 
 
@@ -92,8 +91,7 @@ def told_apart(tokenizer) -> list[str]:
 
 def _joined(context: torch.Tensor, tokenizer, question: str) -> torch.Tensor:
     """Ids of a context and a question, in which no token is of both."""
-    ids = tokenizer(question, add_special_tokens=False).input_ids
-    return torch.cat([context, context.new_tensor([ids])], 1)
+    return torch.cat([context, context.new_tensor([plain(tokenizer, question)])], 1)
 
 
 def difference(mine: list[bool], full: list[bool]) -> tuple[float, float]:

@@ -229,6 +229,18 @@ def test_a_refusal_leaves_no_file(tmp_path, capsys):
     assert "tokens" in capsys.readouterr().err and not (tmp_path / "gate.json").exists()
 
 
+@pytest.mark.parametrize(
+    "words", ["--json {0} --html {0}", "--text {0} --json {0}", "--model {0} --html {0}"]
+)
+def test_a_file_that_another_option_names_is_not_written_over(tmp_path, capsys, words):
+    file = tmp_path / "mine"
+    file.write_text("The lamp was lit, and the boats came home one after another. " * 200)
+    before = file.read_bytes()
+    assert cli.main(["gate", "--methods", "int8", *words.format(file).split()]) == 2
+    assert "another option names this file as well" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
 def test_every_piece_begins_as_a_text_does(workshop):
     plain = rows(workshop[1], 40, 2)
     bos = AddsBos(workshop[1])

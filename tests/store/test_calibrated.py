@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from families.models import family
 from tiny import begun, left_padded, prompt, tiny
 
 import kvlab
@@ -61,3 +62,9 @@ def test_a_padded_batch_forks_and_true_bits(file):
     assert torch.allclose(logits["both"][:2], logits["alone"].expand(2, -1), atol=1e-4)
     store = kvlab.KVCache(model, store=Calibrated(file)).layers[0].store
     assert store.format.bits_per_value((2, 16, 8)) == 8 + 1
+
+
+def test_a_model_with_latents_has_no_scales(tmp_path):
+    with pytest.raises(ValueError, match="caches latents, which have no scales of K and V"):
+        write_scales(tmp_path / "x", family("DeepSeek-V3"))
+    assert not (tmp_path / "x").exists()
