@@ -33,7 +33,7 @@ WHOLE = (
     "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral",
     "tekken",
 )  # fmt: skip
-AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
+AS_GPT2 = ("gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
 def folder_of(name: str | os.PathLike) -> Path:
@@ -229,7 +229,7 @@ def _cut(tokenizer, pre: str | None, file: Path) -> None:
     if pre in DIGITS:
         digits = cuts.Digits(individual_digits=True)
         tokenizer.pre_tokenizer = cuts.Sequence([digits, cuts.ByteLevel(add_prefix_space=False)])
-    elif pre is not None and pre not in AS_GPT2:
+    elif pre not in AS_GPT2:
         raise ValueError(
             f"{file}: how its tokenizer cuts text ({pre!r}) is not known here, so its tokens would be wrong; "
             "load the model's own folder or hub id instead"
