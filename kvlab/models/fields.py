@@ -17,14 +17,16 @@ NAMES = {
     "final_logit_softcapping": ("final_logit_softcapping",),
     "use_parallel_residual": ("use_parallel_residual",),
 }
+NONE_AT_0 = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 ROTATIONS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
 # these change no number, or are looked at elsewhere: sizes are those of the tensors, positions are in gguf.py
 ELSEWHERE = (
     "attention.key_length", "attention.value_length", "block_count", "context_length", "embedding_length",
     "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "feed_forward_length",
-    "pooling_type", "rope.dimension_count", "rope.scale_linear", "rope.scaling.factor",
+    "full_attention_interval", "nextn_predict_layers", "pooling_type", "rope.dimension_count",
+    "rope.dimension_sections", "rope.scale_linear", "rope.scaling.factor",
     "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",
-    "shortconv.l_cache", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+    "shortconv.l_cache", "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
     "tensor_data_layout", "vocab_size",
 )  # fmt: skip
 LARGE = {
@@ -62,6 +64,7 @@ def _placed(config, field: str, value) -> bool:
         return False
     name = next((name for name in NAMES.get(field, ()) if hasattr(config, name)), None)
     if name is not None:
+        value = None if field in NONE_AT_0 and value == 0 else value
         setattr(config, name, max(value) if isinstance(value, list) else value)
     return name is not None
 

@@ -8,13 +8,15 @@ import json
 from pathlib import Path
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import kvlab
 from kvlab.gating import gate
 from kvlab.gating.gate import FORMATS
+from kvlab.gating.rules import DECODED, PIECES, PROMPT
+from kvlab.gating.texts import rows
 
-PROSE = Path(kvlab.__file__).parent / "gating" / "prose.txt"
 STORED = Path(__file__).parents[2] / "docs" / "results" / "gate" / "planted.json"
 TIMES = (1, 3, 10, 30, 100, 300)
 BIASES = (0, 3, 10, 30, 100, 300, 1000)
@@ -54,14 +56,14 @@ def biased(model, bias: float):
 def sunk(model, ids, size: float):
     """A Llama as a Qwen2, in which the first token's key, and hardly another's, has this number in a channel
     of every head, the one that RoPE turns least. Queries have the same number there. Its scores gain
-    `NATS`, whatever the size. ids: a text `[1, tokens]` by which the other tokens' inputs are known."""
+    `NATS`, whatever the size. ids: texts `[rows, tokens]` that begin with it, and from which it is told."""
     made, size_of = biased(model, 0.0), model.config.head_dim
     for layer in made.model.layers:
         inputs, attention = [], layer.self_attn
-        hook = attention.k_proj.register_forward_pre_hook(lambda _, given, to=inputs: to.append(given[0][0]))
+        hook = attention.k_proj.register_forward_pre_hook(lambda _, given, to=inputs: to.append(given[0]))
         made(ids)
         hook.remove()
-        first, others = inputs[0][0], inputs[0][1:]  # [hidden], [tokens - 1, hidden]
+        first, others = inputs[0][0, 0], inputs[0][:, 1:].flatten(0, 1)  # [hidden], [other tokens, hidden]
         spread = others.T @ others / len(others)
         finds = torch.linalg.solve(spread + 1e-3 * spread.diagonal().mean() * torch.eye(len(first)), first)
         for projection in (attention.q_proj, attention.k_proj):
@@ -73,22 +75,25 @@ def sunk(model, ids, size: float):
 
 def main() -> None:
     model, tokenizer = kvlab.load()
-    ids = tokenizer(tokenizer.bos_token + PROSE.read_text("utf-8"), return_tensors="pt").input_ids[:, :512]
-    rows, models = [], [({"times": times}, planted(model, times)) for times in TIMES]
+    begins = copy.deepcopy(tokenizer)  # every text is behind its first token, the sink
+    first = (begins.bos_token, begins.bos_token_id)
+    begins.backend_tokenizer.post_processor = TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
+    ids = rows(begins, PROMPT + DECODED, PIECES)
+    found, models = [], [({"times": times}, planted(model, times)) for times in TIMES]
     models += [({"bias": bias}, biased(model, bias)) for bias in BIASES]
     for what, one in models + [({"sink": size}, sunk(model, ids, size)) for size in SINKS]:
-        found = gate(one, tokenizer, FORMATS, minutes=60)
-        largest = max(layer.outlier for layer in found.layers)
-        rows += [
+        judged = gate(one, begins if "sink" in what else tokenizer, FORMATS, minutes=60)
+        largest = max(layer.outlier for layer in judged.layers)
+        found += [
             what
             | {"outlier": largest, "method": line.method, "verdict": line.verdict}
             | {"noise": line.cost.noise, "nats": line.cost.nats}
-            for line in found.lines
+            for line in judged.lines
             if line.cost is not None
         ]
-        print(f"{what}: {len(found.lines)} formats", flush=True)
+        print(f"{what}: {len(judged.lines)} formats", flush=True)
     STORED.parent.mkdir(exist_ok=True)
-    STORED.write_text(json.dumps({"made": found.made, "rows": rows}, indent=0), encoding="utf-8")
+    STORED.write_text(json.dumps({"made": judged.made, "rows": found}, indent=0), encoding="utf-8")
 
 
 if __name__ == "__main__":
