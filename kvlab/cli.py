@@ -148,13 +148,15 @@ def text_of(path: str) -> str:
 def bill(arguments: argparse.Namespace) -> int:
     """Print the costs of a model on a device."""
     from .bill import bill, show
+    from .bill.data import table
 
     methods = None if arguments.methods is None else separated(arguments.methods)
     given = arguments.model, arguments.device, arguments.context, arguments.users, arguments.price
     found = bill(*given, methods)
     print(found)
-    near = [line.method.partition(":")[0] for line in found.lines]
-    print(f"\n{show.elsewhere([*near, *['int8:group=32'] * ('int8' in near)])}")
+    named = {line.method.partition(":")[0] for line in found.lines}
+    known = [one for technique in table("flags")["techniques"] for one in technique["methods"]]
+    print(f"\n{show.elsewhere([one for one in known if one.partition(':')[0] in named])}")
     return 0
 
 

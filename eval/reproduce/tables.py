@@ -213,7 +213,8 @@ def calibrated() -> str:
 
 def foretold() -> str:
     """How often rounding moves the keys' scores further under a format that breaks a model than under one
-    that does not (the area under the ROC curve), and how many of either the gate marks."""
+    that is safe or costs (the area under the ROC curve), and how many of either the gate marks. The undecided
+    are of neither."""
     planted = json.loads((ROOT / "docs" / "results" / "gate" / "planted.json").read_text("utf-8"))["rows"]
     found, with_ = gates(), lambda what: [row for row in planted if what in row]
     parts = {
@@ -226,14 +227,12 @@ def foretold() -> str:
     }
     body = []
     for name, rows in (parts | {"all": [row for part in parts.values() for row in part]}).items():
-        moved = lambda breaks, rows=rows: [
-            row["noise"]
-            for row in rows
-            if (row["verdict"] == "breaks") is breaks and row["noise"] is not None
+        moved = lambda *verdicts, rows=rows: [
+            row["noise"] for row in rows if row["verdict"] in verdicts and row["noise"] is not None
         ]
-        broken, others = moved(True), moved(False)
+        broken, others = moved("breaks"), moved("safe", "costs")
         area = sum((a > b) + (a == b) / 2 for a in broken for b in others) / (len(broken) * len(others) or 1)
         marked = [str(sum(x >= FORETOLD for x in part)) for part in (broken, others)]
         body.append([name, str(len(broken)), str(len(others)), f"{area:.3f}", *marked])
-    head = ["measured on", "break", "do not break", "area under the ROC curve"]
+    head = ["measured on", "break", "are safe or cost", "area under the ROC curve"]
     return markdown([*head, "of those that break, marked", "of the others"], body)

@@ -174,14 +174,15 @@ def number(value: float) -> str:
 
 
 def elsewhere(methods: list[str]) -> str:
-    """The options that do what the named methods do in the engines people use, in lines of 80 characters;
-    nothing where none of them is known."""
+    """The options that do what these methods do in the engines people use, in lines of 80 characters; nothing
+    without a method."""
     known = table("flags")
     techniques = [one for one in known["techniques"] if set(one["methods"]) & set(methods)]
-    if not techniques:
+    if not methods:
         return ""
     engines = ", ".join(f"{name} {engine['version']}" for name, engine in known["engines"].items())
     lines, missing = wrapped([f"The same elsewhere: {engines}; read on {known['read']}"]), []
+    found = {method for technique in techniques for method in technique["methods"]}
     for technique in techniques:
         there = {name: option for name, option in technique["options"].items() if option}
         title = f"{technique['name']} ({', '.join(technique['methods'])})"
@@ -197,6 +198,6 @@ def elsewhere(methods: list[str]) -> str:
                 subsequent_indent=" " * 15,
                 break_on_hyphens=False,
             )
-    if missing:
+    if missing := [*missing, *(method for method in methods if method not in found)]:
         lines += ["", *textwrap.wrap(f"In none of the four: {', '.join(missing)}", WIDTH)]
     return "\n".join(lines)

@@ -24,15 +24,12 @@ ELSEWHERE = (
     "attention.key_length", "attention.value_length", "block_count", "context_length", "embedding_length",
     "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "feed_forward_length",
     "full_attention_interval", "nextn_predict_layers", "pooling_type", "rope.dimension_count",
-    "rope.dimension_sections", "rope.scale_linear", "rope.scaling.factor",
-    "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",
-    "shortconv.l_cache", "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
-    "tensor_data_layout", "vocab_size",
+    "rope.dimension_sections", "rope.scale_linear", "rope.scaling.factor", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length", "rope.scaling.type", "shortconv.l_cache", "ssm.conv_kernel",
+    "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "tensor_data_layout",
+    "vocab_size",
 )  # fmt: skip
-LARGE = {
-    "gemma2": 46,
-    "gemma3_text": 62,
-}  # blocks of the models of 27B, of which llama.cpp scales queries apart
+LARGE = {"gemma2": 46, "gemma3_text": 62}  # blocks of the 27B, whose queries llama.cpp scales otherwise
 
 
 def settle(config, said: dict) -> None:
