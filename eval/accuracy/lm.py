@@ -45,7 +45,7 @@ from tqdm import tqdm
 
 import kvlab
 from kvlab.devices import entry_of
-from kvlab.models import ModelShape
+from kvlab.models import ModelShape, source_of
 from kvlab.modes import evaluating
 from kvlab.spec import Spec, parse
 
@@ -136,6 +136,8 @@ class KVLabLM(Texts):
         self.untils, self.shots = dict(self.untils_of_tasks), dict(self.shots_of_tasks)
         self._ends: list[int | None] = []  # of each request's prompt: the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
+            if tokenizer not in (None, pretrained, str(source_of(pretrained))):
+                raise ValueError(f"tokenizer={tokenizer!r}: a model that is named has its own; load both")
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
             self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, engine=engine, **where)
         elif tokenizer is None:

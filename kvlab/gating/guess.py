@@ -15,8 +15,9 @@ LADDER = tuple((alpha, ratio) for ratio in (0.3, 0.5, 1.0) for alpha in (4.0, 5.
 
 
 def foreseen(model, tokenizer, spec) -> str:
-    """How often the settings of a method that guesses bring the token that a head attends to most, and the
-    first of `LADDER` that bring it in `ENOUGH` of all cases; nothing for a method that does not guess."""
+    """How often the settings of a method that guesses bring the token that a head attends to most, over all
+    layers and in the worst one, and the first of `LADDER` that bring it in `ENOUGH` of all cases; nothing for
+    a method that does not guess."""
     asked = getattr(spec.policies().get("place"), "fetch", None)
     if not getattr(asked, "speculates", False):
         return ""
@@ -29,11 +30,17 @@ def foreseen(model, tokenizer, spec) -> str:
     if not layers:
         return ""
 
-    def brings(fetch) -> float:
-        return sum(studies.brings_best(passage, i, fetch, matrix) for i, matrix in layers) / len(layers)
+    def brings(fetch) -> dict[int, float]:
+        return {i: studies.brings_best(passage, i, fetch, matrix) for i, matrix in layers}
 
-    said = f"its guess brings {100 * brings(asked):.0f} % of the best tokens"
+    def told(found: dict[int, float]) -> str:
+        worst = min(found, key=found.get)
+        mean = sum(found.values()) / len(found)
+        return f"{100 * mean:.0f} % (layer {worst}: {100 * found[worst]:.0f} %)"
+
+    said = f"its guess brings {told(brings(asked))} of the best tokens"
     for alpha, ratio in LADDER:
-        if (found := brings(replace(asked, alpha=alpha, ratio=ratio))) >= ENOUGH:
-            return f"{said}, alpha={alpha:g},ratio={ratio:g} {100 * found:.0f} %"
+        found = brings(replace(asked, alpha=alpha, ratio=ratio))
+        if sum(found.values()) >= ENOUGH * len(found):
+            return f"{said}, alpha={alpha:g},ratio={ratio:g} {told(found)}"
     return said

@@ -100,7 +100,8 @@ def below(gate) -> list[str]:
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
         lines.append(
             f"Keeps: {asked} questions on documents of some 150 tokens at most; safe: surely loses less than "
-            f"{100 * POINTS:.0f} points under both protocols, breaks: surely more under one"
+            f"{100 * POINTS:.0f} points under both protocols, breaks: surely more under one; an answer is a "
+            "name out of four, so whether the model still writes well is not judged"
         )
     fitting = [line.method for line in gate.safe]
     larger = [line.method for line in gate.lines if line.verdict == "safe" and line.fits is False]

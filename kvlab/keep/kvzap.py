@@ -72,6 +72,8 @@ class KVzap(Keep):
             check_whole(f"{where}recent", tokens, 1)
         self.threshold, self.recent = given
         self.share = self.profile.about.get("share") if given == own else None
+        if self.share is not None:
+            check_number(f"profile={profile}: share", self.share, lambda x: 0 < x <= 1, "a share of 1")
 
     @property
     def evicts(self) -> bool:

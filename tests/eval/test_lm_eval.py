@@ -77,6 +77,13 @@ def test_lm_evals_own_command_line(mine, folder, tmp_path, loaded):
     assert [score for score, _ in lm.loglikelihood(task.instances)] == pytest.approx(a, abs=1e-3)
 
 
+def test_a_tokenizer_beside_the_name_of_a_model(folder):
+    """HFLM would load it; here a model that is named has its own."""
+    KVLabLM(str(folder), tokenizer=str(folder))
+    with pytest.raises(ValueError, match="tokenizer='other': a model that is named has its own; load both"):
+        KVLabLM(str(folder), tokenizer="other")
+
+
 def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loaded, monkeypatch):
     lm = KVLabLM(str(folder), "int4")
     with pytest.raises(ValueError, match="may be another method's"):

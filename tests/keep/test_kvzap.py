@@ -78,6 +78,7 @@ def test_bad_input(made, tmp_path):
         (both | {"weight": weight[0]}, about, "expected weight, finite float32 of 3 dimensions"),
         (both, {"recent": 1}, "threshold=None: expected a weight between 0 and 1"),
         (both, about | {"recent": 0}, "recent=0: expected a whole number of .*"),
+        (both, about | {"share": 9}, "share=9: expected a share of 1"),
         (both | {"weight": weight[1:]}, about, r"weight has shape \(2, 2, 32\), expected \(3, 2, 32\)"),
         (both | {"bias": bias.T}, about, r"bias has shape \(2, 3\), expected \(3, 2\)"),
     ):

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from families.models import family
+from safetensors.torch import save_file
 from tiny import begun, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
 from kvlab.calibrate.scales import write_scales
+from kvlab.saved import inside
 from kvlab.store import Calibrated
 
 
@@ -62,6 +64,14 @@ def test_a_padded_batch_forks_and_true_bits(file):
     assert torch.allclose(logits["both"][:2], logits["alone"].expand(2, -1), atol=1e-4)
     store = kvlab.KVCache(model, store=Calibrated(file)).layers[0].store
     assert store.format.bits_per_value((2, 16, 8)) == 8 + 1
+
+
+def test_magnitudes_are_above_0(file):
+    write_scales(file, tiny("llama"))
+    told, held = inside(file, "")
+    save_file(held | {"keys": -held["keys"]}, file, told)
+    with pytest.raises(ValueError, match="keys: expected largest magnitudes, all above 0"):
+        Calibrated(file)
 
 
 def test_a_model_with_latents_has_no_scales(tmp_path):
