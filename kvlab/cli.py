@@ -180,6 +180,8 @@ def gate(arguments: argparse.Namespace) -> int:
     size = arguments.memory, arguments.context, arguments.users
     check(methods, arguments.minutes, *size)
     written = [file for file in (arguments.json, arguments.html) if file is not None]
+    if "" in written:
+        raise ValueError("--json and --html take the name of a file")
     named = [Path(file).resolve() for file in (*written, arguments.text, arguments.model) if file is not None]
     for file in written:
         if named.count(Path(file).resolve()) > 1:
@@ -188,10 +190,11 @@ def gate(arguments: argparse.Namespace) -> int:
     for file in written:  # refuse a file now, not in ten minutes
         if Path(file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
-        there = Path(file).exists()
-        Path(file).touch()
+        target = Path(file).resolve()  # a link may lead to what is not there yet
+        there = target.exists()
+        target.touch()
         if not there:  # nothing is left if the model or the text is refused
-            Path(file).unlink()
+            target.unlink()
     if arguments.threads is not None:
         check_whole("threads", arguments.threads, 1, "threads")
         torch.set_num_threads(arguments.threads)

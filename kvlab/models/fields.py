@@ -17,6 +17,7 @@ NAMES = {
     "final_logit_softcapping": ("final_logit_softcapping",),
     "use_parallel_residual": ("use_parallel_residual",),
 }
+LOCAL = ("sliding_attention",)
 NONE_AT_0 = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 ROTATIONS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
 # these change no number, or are looked at elsewhere: sizes are those of the tensors, positions are in gguf.py
@@ -35,7 +36,7 @@ LARGE = {"gemma2": 46, "gemma3_text": 62}  # blocks of the 27B, whose queries ll
 def settle(config, said: dict) -> None:
     """Give a configuration what a file says: {field, without its architecture: number or list}. ValueError
     for a field that the configuration has no place for, unless its value changes nothing."""
-    for field, value in said.items():
+    for field, value in ({"rope.freq_base": 10_000.0} | said).items():  # llama.cpp's default
         if not (_placed(config, field, value) or field in ELSEWHERE or _changes_nothing(field, value)):
             raise ValueError(f"it says {field} = {shown(str(value))}, and transformers has no place for that")
     if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp knows it, and no field says it
@@ -49,7 +50,11 @@ def _placed(config, field: str, value) -> bool:
     """Whether the configuration has a place for this field, where the value is now."""
     kinds, turns = getattr(config, "layer_types", None), getattr(config, "rope_parameters", None) or {}
     if field == "attention.sliding_window_pattern" and kinds:
-        local = value if isinstance(value, list) else [(at + 1) % value != 0 for at in range(len(kinds))]
+        local = value
+        if isinstance(value, int) and value >= 0:  # 0: every layer
+            local = [not value or (at + 1) % value != 0 for at in range(len(kinds))]
+        if not isinstance(local, list) or len(local) != len(kinds):
+            return False
         config.layer_types = ["sliding_attention" if one else "full_attention" for one in local]
         return True
     if field in ROTATIONS:
@@ -57,12 +62,16 @@ def _placed(config, field: str, value) -> bool:
         if part:
             part["rope_theta"] = value
         return bool(part)
-    if field == "attention.sliding_window" and kinds and "sliding_attention" not in kinds:
+    if field == "attention.sliding_window" and (value < 0 or "sliding_attention" not in (kinds or LOCAL)):
+        return False
+    if field == "attention.head_count_kv" and isinstance(value, list):  # 0 where a layer has no attention
+        value = max(value)
+    if isinstance(value, list):
         return False
     name = next((name for name in NAMES.get(field, ()) if hasattr(config, name)), None)
     if name is not None:
         value = None if field in NONE_AT_0 and value == 0 else value
-        setattr(config, name, max(value) if isinstance(value, list) else value)
+        setattr(config, name, value)
     return name is not None
 
 

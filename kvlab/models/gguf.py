@@ -33,6 +33,7 @@ WHOLE = (
     "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral",
     "tekken",
 )  # fmt: skip
+CONTROL = 3  # of `tokenizer.ggml.token_type`: not of the text, as `<|im_start|>`
 AS_GPT2 = ("gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
@@ -98,6 +99,7 @@ def convert(file: Path, folder: Path) -> None:
     if pre in WHOLE:
         tokenizer.backend_tokenizer.model.ignore_merges = True
         tokenizer.add_bos_token = begins is not False
+    _check_tokens(tokenizer, reader, file)
     if _field(reader, "tokenizer.ggml.add_space_prefix") is False and _put_space(tokenizer):
         raise ValueError(f"{file}: its tokenizer puts no space before a text, and transformers would")
     config = model.config
@@ -107,6 +109,9 @@ def convert(file: Path, folder: Path) -> None:
     tokenizer.model_max_length = config.get_text_config().max_position_embeddings
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.generation_config = model.generation_config
+    ends = [_field(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if any(end is not None for end in ends[1:]):  # of a turn, of a message
+        plain.generation_config.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None))
     for name in ("is_local", "local_files_only"):  # said of this machine, not of the model
         tokenizer.init_kwargs.pop(name, None)
     folder.mkdir(parents=True)
@@ -201,18 +206,31 @@ def _check_positions(model, reader, file: Path) -> None:
     kind, factors = said("scaling.type"), (said("scaling.factor"), said("scale_linear"))
     scaled = kind not in (None, "none") or any(t.name.startswith("rope_f") for t in reader.tensors)
     scaled |= kind is None and any(factor not in (None, 0, 1) for factor in factors)
-    rotation = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    config = model.config.get_text_config()
+    rotation = getattr(config, "rope_parameters", None) or {}
     if scaled and rotation.get("rope_type", "default") == "default":
         raise ValueError(
             f"{file}: it scales its rotary embedding, which transformers does not read from a GGUF file of "
             "this architecture; load the model's own folder or hub id instead"
         )
     rotated = [2 * part.numel() for name, part in model.named_buffers() if name.endswith("inv_freq")]
-    if rotated and (channels := said("dimension_count")) and channels not in rotated:
+    whole = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if rotated and (channels := said("dimension_count") or whole) not in rotated:
         raise ValueError(
             f"{file}: it rotates {channels} channels of a head, and a {type(model).__name__} rotates "
             f"{max(rotated)}"
         )
+
+
+def _check_tokens(tokenizer, reader, file: Path) -> None:
+    """A control token must be itself in a text: transformers spells some of a byte-level vocabulary anew."""
+    tokens, kinds = (_field(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
+        if kind == CONTROL and tokenizer.encode(token, add_special_tokens=False) != [index]:
+            raise ValueError(
+                f"{file}: transformers would cut its token {token!r} into pieces; load the model's own "
+                "folder or hub id instead"
+            )
 
 
 def _put_space(tokenizer) -> bool:

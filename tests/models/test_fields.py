@@ -146,11 +146,22 @@ STRANGE = {
     "attention.temperature_length": 64, "rope.scaling.attn_factor": 1.2, "never.heard_of": 1,
     "rope.freq_base_swa": 77.0,
 }  # fmt: skip
+WRONG = {
+    "attention.sliding_window_pattern": [-1, [True], "often"], "attention.sliding_window": [-1],
+    "attn_logit_softcapping": [[1.0, 2.0]],
+}  # fmt: skip
 NOTHING = {
     "attention.scale": 0.0, "attention.causal": True, "attention.max_alibi_bias": 0.0, "logit_scale": 1.0,
     "residual_scale": 1.0, "attention.key_length": 16, "tensor_data_layout": "Meta AI original pth",
     "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("field, value", [(field, value) for field in WRONG for value in WRONG[field]])
+def test_a_value_that_no_model_has_is_refused(field, value):
+    config = Gemma3TextConfig(num_hidden_layers=4)
+    with pytest.raises(ValueError, match=rf"it says {field} = "):
+        fields.settle(config, {field: value})
 
 
 @pytest.mark.parametrize("field", STRANGE)

@@ -85,6 +85,26 @@ def test_words_are_taken_whole_and_texts_begin_where_llama_cpp_does_so(tmp_path,
     assert found == ["<|im_start|>", "a", "Ġthefoo"][begins is False :]
 
 
+@pytest.mark.parametrize("kind", [3, 1])
+def test_a_token_that_steers_is_itself_in_a_text_or_the_file_is_refused(tmp_path, kind, monkeypatch):
+    """As those of DeepSeek's files, whose bars are no bytes of the alphabet."""
+    monkeypatch.setattr(made, "TOKENS", [*made.TOKENS[:-1], "<｜User｜>"])
+    monkeypatch.setattr(made, "MERGES", made.MERGES[:4])
+    monkeypatch.setattr(made, "CONTROL", [*made.CONTROL, "<｜User｜>"] if kind == 3 else made.CONTROL)
+    made.write(tmp_path / "x.gguf")
+    if kind == 1:
+        kvlab.load(tmp_path / "x.gguf", device="cpu")
+    else:
+        with pytest.raises(ValueError, match="would cut its token '<｜User｜>' into pieces"):
+            kvlab.load(tmp_path / "x.gguf", device="cpu")
+
+
+def test_a_text_ends_at_each_end_that_a_file_names(tmp_path):
+    made.write(tmp_path / "x.gguf", more=[("add_eot_token_id", 3), ("add_eom_token_id", 2)])
+    model, _ = kvlab.load(tmp_path / "x.gguf", device="cpu")
+    assert model.generation_config.eos_token_id == [2, 3]
+
+
 @pytest.mark.parametrize("space", [True, False])
 def test_a_space_before_a_text_is_put_there_or_the_file_is_refused(tmp_path, space, monkeypatch):
     monkeypatch.setattr(made, "TOKENS", [*made.TOKENS[:-1], "▁"])
