@@ -47,6 +47,7 @@ import kvlab
 from kvlab.devices import entry_of
 from kvlab.models import ModelShape, source_of
 from kvlab.modes import evaluating
+from kvlab.parameters import shown
 from kvlab.spec import Spec, parse
 
 from .. import PROGRAM
@@ -137,7 +138,7 @@ class KVLabLM(Texts):
         self._ends: list[int | None] = []  # of each request's prompt: the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
             if tokenizer not in (None, pretrained, str(source_of(pretrained))):
-                raise ValueError(f"tokenizer={tokenizer!r}: a model that is named has its own; load both")
+                raise ValueError(f"tokenizer={shown(tokenizer)}: a named model has its own; load both")
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
             self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, engine=engine, **where)
         elif tokenizer is None:

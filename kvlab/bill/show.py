@@ -198,6 +198,8 @@ def elsewhere(methods: list[str]) -> str:
                 subsequent_indent=" " * 15,
                 break_on_hyphens=False,
             )
-    if missing := [*missing, *(method for method in methods if method not in found)]:
+    if missing:
         lines += ["", *textwrap.wrap(f"In none of the four: {', '.join(missing)}", WIDTH)]
+    if others := [method for method in methods if method not in found]:
+        lines += ["", *textwrap.wrap(f"Not looked for there: {', '.join(others)}", WIDTH)]
     return "\n".join(lines)

@@ -36,8 +36,11 @@ LARGE = {"gemma2": 46, "gemma3_text": 62}  # blocks of the 27B, whose queries ll
 def settle(config, said: dict) -> None:
     """Give a configuration what a file says: {field, without its architecture: number or list}. ValueError
     for a field that the configuration has no place for, unless its value changes nothing."""
-    for field, value in ({"rope.freq_base": 10_000.0} | said).items():  # llama.cpp's default
-        if not (_placed(config, field, value) or field in ELSEWHERE or _changes_nothing(field, value)):
+    if getattr(config, "rope_parameters", None):
+        said = {"rope.freq_base": 10_000.0} | said  # llama.cpp's default
+    for field, value in said.items():
+        own = field == "attention.head_count_kv" and value == said.get("attention.head_count")  # no groups
+        if not (_placed(config, field, value) or own or field in ELSEWHERE or _changes_nothing(field, value)):
             raise ValueError(f"it says {field} = {shown(str(value))}, and transformers has no place for that")
     if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp knows it, and no field says it
         large = LARGE.get(config.model_type) == config.num_hidden_layers

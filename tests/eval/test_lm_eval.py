@@ -80,7 +80,7 @@ def test_lm_evals_own_command_line(mine, folder, tmp_path, loaded):
 def test_a_tokenizer_beside_the_name_of_a_model(folder):
     """HFLM would load it; here a model that is named has its own."""
     KVLabLM(str(folder), tokenizer=str(folder))
-    with pytest.raises(ValueError, match="tokenizer='other': a model that is named has its own; load both"):
+    with pytest.raises(ValueError, match="tokenizer='other': a named model has its own; load both"):
         KVLabLM(str(folder), tokenizer="other")
 
 

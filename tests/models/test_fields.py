@@ -7,8 +7,10 @@ import torch
 from models import made
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
     NemotronConfig,
     Phi3Config,
     StableLmConfig,
@@ -181,6 +183,13 @@ def test_numbers_that_change_nothing_are_no_obstacle(tmp_path):
     ]
     expected, _ = made.write(file, more=more)
     assert kvlab.load(file, device="cpu")[0].config.head_dim == expected.config.head_dim
+
+
+@pytest.mark.parametrize("config", [GPT2Config(), BloomConfig()])
+def test_a_model_without_rotary_embedding_needs_no_base_of_one(config):
+    said = {"context_length": 1024, "embedding_length": 768, "feed_forward_length": 3072, "block_count": 12}
+    fields.settle(config, said | {"attention.head_count": 12, "attention.head_count_kv": 12, NORM: 1e-4})
+    assert config.layer_norm_epsilon == 1e-4
 
 
 @pytest.mark.parametrize("blocks, scalar", [(62, 168), (48, 128)])
