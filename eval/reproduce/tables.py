@@ -186,15 +186,17 @@ def calibrated() -> str:
     found, harm = [], 0.05  # family, upper end, whether it loses so many of the right answers
     for gate in gates().values():
         mine = study("answers", lambda row, gate=gate: gate["model"].startswith(Path(row["model"]).stem))
-        right = Counter()
+        full = {row["task"]: row["value"] for row in mine if row["method"] == "full"}
+        lost, asked = Counter(), Counter()
         for row in mine:
-            right[row["method"]] += row["value"] * row["n"]
-        asked = sum(row["n"] for row in mine if row["method"] == "full")
+            lost[row["method"]] += (full[row["task"]] - row["value"]) * row["n"]
+            asked[row["method"]] += row["n"]
         for line in gate["lines"]:
-            if line["cost"] is not None and line["method"] in right:
-                lost = (right["full"] - right[line["method"]]) / asked
+            if line["cost"] is not None and line["method"] in asked:
                 family = re.match("[a-z]+", gate["model"])[0]
-                found.append((family, line["cost"]["high"], lost >= harm))
+                found.append(
+                    (family, line["cost"]["high"], lost[line["method"]] >= harm * asked[line["method"]])
+                )
     body, total = [], Counter()
     for left in dict.fromkeys(family for family, *_ in found):
         limit = min(high for family, high, loses in found if family != left and loses)
