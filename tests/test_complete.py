@@ -10,6 +10,7 @@ import pytest
 from tiny import ELSEWHERE, policies, rounds
 
 from kvlab import place, plots
+from kvlab.bill.show import elsewhere
 from kvlab.finding import METHODS, PROFILED
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,12 @@ def test_no_option_of_an_engine_stands_for_two_formats():
     for engine in (known := json.loads(text("kvlab/bill/flags.json")))["engines"]:
         there = [one["options"][engine] for one in known["techniques"] if one["options"][engine]]
         assert len({one["option"] for one in there}) == len(there), engine
+
+
+def test_a_budget_hides_no_option_and_what_no_table_has_is_said():
+    said = elsewhere(["sinks:budget=0.5", "kvzip:budget=0.5", "int4:axis=channel"])
+    assert "--keep 4" in said and "In none of the four: eviction by attention" in said
+    assert said.endswith("Not looked for there: int4:axis=channel")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as escaping
 import io
+import re
 import textwrap
 
 from .data import table
@@ -176,7 +177,7 @@ def number(value: float) -> str:
 def elsewhere(methods: list[str]) -> str:
     """The options that do what these methods do in the engines people use, in lines of 80 characters; nothing
     without a method."""
-    known = table("flags")
+    known, methods = table("flags"), [re.sub(r":budget=[^,]*$", "", method) for method in methods]
     techniques = [one for one in known["techniques"] if set(one["methods"]) & set(methods)]
     if not methods:
         return ""

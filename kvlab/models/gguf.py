@@ -22,11 +22,7 @@ MAGIC = b"GGUF"  # what such a file begins with
 # What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
 # GPT-2 does: every digit alone first (so llama.cpp's src/llama-vocab.cpp), or indeed as GPT-2.
 DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
-CODE = (
-    __file__,
-    fields.__file__,
-    files.__file__,
-)  # what an older state of this made, is made again
+CODE = (__file__, fields.__file__, files.__file__)  # what an older state of this made, is made again
 # Where llama.cpp takes a word of the vocabulary whole, whatever its merges, and a text begins with the first
 # token unless the file denies it.
 WHOLE = (
