@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kvlab import extras
 from kvlab.errors import print_anything
+from kvlab.parameters import check_file
 
 from . import PROGRAM
 from .accuracy.accuracy import Accuracy
@@ -204,6 +205,7 @@ def work(measurements: list[Measurement], command: str) -> int:
 def keep_earlier(path: Path, options: dict) -> None:
     """Keep the run.json of an earlier, other run as run-1.json and so on: each is a study file."""
     try:
+        check_file(path)
         other = json.loads(path.read_text(encoding="utf-8")) | {COMMAND: ""} != options | {COMMAND: ""}
     except FileNotFoundError:
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import os
 import sys
 import textwrap
@@ -18,6 +17,8 @@ from rich.table import Table
 
 from . import errors, extras
 from .harness import beside
+
+THREADS = 1024  # of torch, which takes memory for each
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,6 +90,7 @@ def ask(arguments: argparse.Namespace) -> int:
     from .ask import check, one_by_one, ready, warm
     from .make import load
     from .measure.host import cores
+    from .parameters import text_of
     from .spec import parse
 
     if not os.path.exists(arguments.context):  # False for a long text, too, where Path would raise
@@ -132,19 +134,6 @@ def step(line: str) -> None:
     print(f"kvlab {line}", file=sys.stderr, flush=True)
 
 
-def text_of(path: str) -> str:
-    """The text in a file; ValueError for an empty file or one that is no text."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise ValueError(f"{path}: expected text in UTF-8")
-    if not text.strip():
-        raise ValueError(f"{path}: the file is empty")
-    return text
-
-
 def bill(arguments: argparse.Namespace) -> int:
     """Print the costs of a model on a device."""
     from .bill import bill, show
@@ -172,13 +161,15 @@ def gate(arguments: argparse.Namespace) -> int:
     from .gating.room import Room
     from .make import load
     from .models import configuration
-    from .parameters import check_whole
-    from .scratch import written_whole
+    from .parameters import check_whole, text_of
+    from .scratch import check_target, written_whole
 
     text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
     size = arguments.memory, arguments.context, arguments.users
     check(methods, arguments.minutes, *size)
+    if arguments.threads is not None:
+        check_whole("threads", arguments.threads, 1, "threads", THREADS)
     written = [file for file in (arguments.json, arguments.html) if file is not None]
     if "" in written:
         raise ValueError("--json and --html take the name of a file")
@@ -187,16 +178,9 @@ def gate(arguments: argparse.Namespace) -> int:
         if named.count(Path(file).resolve()) > 1:
             raise ValueError(f"{file}: another option names this file as well, and would lose what is in it")
     Room.of(configuration(arguments.model), *size)
-    for file in written:  # refuse a file now, not in ten minutes
-        if Path(file).is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
-        target = Path(file).resolve()  # a link may lead to what is not there yet
-        there = target.exists()
-        target.touch()
-        if not there:  # nothing is left if the model or the text is refused
-            target.unlink()
+    for file in written:
+        check_target(file)
     if arguments.threads is not None:
-        check_whole("threads", arguments.threads, 1, "threads")
         torch.set_num_threads(arguments.threads)
     faster = "eager" if torch.cuda.is_available() or lodger() is None else "compiled"
     step(f"gate: loading {arguments.model or 'the workshop model'}")

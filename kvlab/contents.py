@@ -48,7 +48,7 @@ class Contents(NoTensor, CacheLayerMixin):
         self.prefilling = False  # True inside `cache.prefill()`: the keep waits
         self.timeline = self.on_read = self.place = self.cache = None
         self.open = False  # True as long as pieces of a bare prompt may follow: see `turns.py`
-        self.rereading = None  # while the prompt is read again: arguments of `Keep.hear`
+        self.rereading = None  # while the prompt is read again: a tuple, the last argument of `Keep.hear`
         self._policies, self._model = policies, weakref.ref(model)
         self.ranks, self.rank = ranks_of(model), rank_of(model)
         if self.ranks > 1:

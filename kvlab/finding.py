@@ -63,7 +63,7 @@ def _enter(made: Method) -> None:
 def _alone(kind: type[Keep], one: Entry):
     """The function that makes a keep from a method's parameters: the class's own, then those of `takes`."""
     own, besides = [], []
-    for parameter in inspect.signature(kind).parameters.values():
+    for parameter in _named(kind):
         name = parameter.name.removesuffix("_length")
         if name in COMMON and parameter.name not in inspect.get_annotations(kind):
             besides += [parameter.replace(name=name)] if name in one.takes else []
@@ -79,6 +79,12 @@ def _alone(kind: type[Keep], one: Entry):
 
     policies.__signature__ = inspect.Signature(shown)
     return policies
+
+
+def _named(kind) -> list[inspect.Parameter]:
+    """The parameters of a class that have names: not `*args` and `**more`."""
+    given = inspect.signature(kind).parameters.values()
+    return [one for one in given if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 def find(name: str) -> Method:
@@ -97,6 +103,8 @@ def find(name: str) -> Method:
 def imported(path: str):
     """What `module.Class` names. ValueError, one line, for a module that cannot be imported or lacks it."""
     module, _, attribute = path.rpartition(".")
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"method {path!r}: expected a name, or module.Class")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module can raise anything
@@ -117,7 +125,7 @@ def _import(path: str) -> Method:
     def policies(**parameters):
         return put(role, policy(**parameters))
 
-    policies.__signature__ = inspect.signature(policy)
+    policies.__signature__ = inspect.Signature(_named(policy))
     return Method(path, summary, policies=policies)
 
 

@@ -209,7 +209,7 @@ class Layer(Contents):
     def observe(self, received: Tensor | None) -> None:
         """Tell the keep about the pass that has attended, with `received` `[batch, kv_heads, slots]` if it
         observes."""
-        if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
+        if self.keep.policy.reads_queries and self.asks:
             self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
             self.keep.policy.observe_and_check(View(self, self.keep), received.detach())
@@ -235,7 +235,7 @@ class Layer(Contents):
         """After the prompt and every later pass: drop tokens that no query will see, and let the keep
         decide."""
         policy, view = self.keep.policy, View(self, self.keep)
-        evicts = policy.evicts and not self.keep.on_top
+        evicts = self.asks
         if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
@@ -292,16 +292,19 @@ class Layer(Contents):
     @property
     def settled(self) -> bool:
         """Whether the prompt has ended, and no held token will be dropped or chosen from."""
-        if self.in_prompt or self.local is not None:
-            return False
-        return not self.evicts or self.keep.on_top or self._policies[0].prompt_only
+        return not (self.in_prompt or self.local is not None or self.asks)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the keep is told of this pass, and chooses: not if it keeps all, not on top of what `hold`
+        holds, and after the prompt only if it may drop more."""
+        done = self.keep.on_top or (self._policies[0].prompt_only and not self.in_prompt)
+        return self.evicts and not done
 
     @property
     def observes(self) -> bool:
         """Whether the keep needs the attention that every token receives in this pass."""
-        keep = self._policies[0]
-        done = self.keep.on_top or (keep.prompt_only and not self.in_prompt)
-        return keep.observes and keep.evicts and not done
+        return self._policies[0].observes and self.asks
 
     @property
     def last_queries(self) -> int | None:

@@ -86,6 +86,19 @@ def check_file(path) -> None:
         raise ValueError("it is no file")
 
 
+def text_of(path: str | Path) -> str:
+    """The text in a file; ValueError for an empty file or one that is no text."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ValueError(f"{path}: expected text in UTF-8")
+    if not text.strip():
+        raise ValueError(f"{path}: the file is empty")
+    return text
+
+
 def check_bool(name: str, value) -> None:
     """ValueError for a parameter that is neither true nor false."""
     if not isinstance(value, bool):
@@ -143,7 +156,7 @@ def resolve_budget(budget: float | int, tokens: int) -> int | None:
 
 def count_of(context) -> int:
     """Tokens of a context: a number, or text such as "32k" (k: 1,024). ValueError for anything else."""
-    found = re.fullmatch(r"\s*([0-9]+)\s*([kK]?)\s*", str(context))
+    found = re.fullmatch(r"\s*([0-9]{1,18})\s*([kK]?)\s*", str(context))
     count = int(found[1]) * (1024 if found[2] else 1) if found and not isinstance(context, bool) else 0
     if count < 1:
         raise ValueError(f"context={shown(context)}: expected tokens, such as 8192 or 32k")

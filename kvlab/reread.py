@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention import Recorded
+from .keep import checked
 from .models import cache_name, fed_to
 from .policy import View
 from .visibility import own_positions
@@ -60,9 +61,11 @@ def reread(cache) -> None:
     Then the keep has heard all layers, and may `agree` on the share of each."""
     layers, model = cache.attending, cache.model
     state, keep = layers[0].keep, layers[0].keep.policy
-    for fed, real, part in keep.again(View(layers[0], state), model, state.ids, state.real):
+    view = View(layers[0], state)
+    for found in keep.again(view, model, state.ids, state.real):
+        fed, real, part = found if keep.ours else checked.again(keep, view, found, model)
         for layer in layers:
-            layer.rereading = part
+            layer.rereading = (part,)
         try:
             _pass(model, cache, fed, real)
         finally:
@@ -99,5 +102,5 @@ def attend_again(layer, given: Recorded) -> Tensor:
     keys, values = (torch.cat(pair, 2) for pair in pairs)
     given = replace(given, keys=keys, values=values)
     out, _ = given.attend_to(keys, values, given.visibility.allowed(asked, positions))
-    layer.keep.policy.hear(View(layer, layer.keep), given, asked, positions, layer.rereading)
+    layer.keep.policy.hear(View(layer, layer.keep), given, asked, positions, *layer.rereading)
     return out

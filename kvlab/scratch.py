@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -122,13 +123,31 @@ def unfinished(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def check_target(path: str) -> None:
+    """OSError for a file that `written_whole` could not write, before anything is computed."""
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if target.exists() and not target.is_file():
+        return
+    target = target.resolve()  # a link may lead to what is not there yet
+    there = target.exists()
+    target.touch()
+    if not there:
+        target.unlink()
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A file to write in the place of `path`, which it replaces once all of it is there: a full disk costs
     nothing that `path` held. An OSError names `path`. What is no regular file, such as a pipe, is written
     itself."""
-    path = Path(path).resolve()
-    part = path if path.exists() and not path.is_file() else path.with_name(f".{path.name}.{os.getpid()}")
+    path = Path(path)
+    if not path.exists() or path.is_file():  # a pipe's name says nothing once it is resolved
+        path = path.resolve()
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+    else:
+        part = path
     try:
         yield part
         if part is not path:

@@ -33,9 +33,8 @@ def blaming(method: FunctionType) -> FunctionType:
             )
             policies = [state.policy for state in (layer.keep, layer.store, layer.place)]
             parts = [*policies, *(part for policy in policies for part in vars(policy).values())]
-            own = [
-                type(part).__name__ for part in parts if hasattr(part, "start") and not is_ours(type(part))
-            ]
+            ones = [part for part in parts if hasattr(part, "start") or hasattr(part, "seals")]  # and links
+            own = [type(part).__name__ for part in ones if not is_ours(type(part))]
             if said or not own or str(error).startswith(f"the state of {own[0]}"):
                 raise
             raise ValueError(f"{own[0]}, layer {layer.index}: {kind_and_line(error)}") from error

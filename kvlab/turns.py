@@ -299,10 +299,11 @@ def _start_again(layer) -> None:
 
 def _depends(layer) -> bool:
     """Whether a layer's state after a prompt, or its pieces' view of it, depends on where it ends: tokens are
-    dropped or rounded, or a fetch policy learns."""
+    dropped or rounded, a fetch policy learns or chooses, or a place is one's own."""
     store = layer.store.policy
     plain = type(store) in (Growing, Static) and store.as_they_are
-    return layer.evicts or layer.place.learns or not plain
+    place = layer.place
+    return layer.evicts or place.learns or place.chooses or not place.policy.ours or not plain
 
 
 def _reopens(cache) -> bool:

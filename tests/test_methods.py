@@ -39,3 +39,27 @@ def test_a_registered_method_of_ones_own():
         assert METHODS["half"].summary == "Half of everything."
     finally:
         del METHODS["half"]
+
+
+class More(kvlab.keep.Keep):
+    def __init__(self, budget=0.5, *given, **more):
+        super().__init__(budget, *given, **more)
+
+    def score(self, layer):
+        return layer.slot_positions.float()
+
+
+class Bits(kvlab.store.Int):
+    def __init__(self, bits=8, **more):
+        super().__init__(bits, **more)
+
+
+@pytest.mark.parametrize("spec", ["More:budget=0.25", "Bits:bits=4", "More"])
+def test_a_class_of_ones_own_may_take_any_parameters(spec):
+    kvlab.decode(tiny("llama"), prompt(40), kvlab.make_cache(tiny("llama"), f"{__name__}.{spec}"), 2)
+
+
+@pytest.mark.parametrize("name", ["../x", ".a", "a..b", "a.b-c"])
+def test_what_names_no_class_is_one_line(name):
+    with pytest.raises(ValueError, match=r"expected a name, or module\.Class$"):
+        kvlab.make_cache(tiny("llama"), name)

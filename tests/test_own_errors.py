@@ -68,6 +68,8 @@ def test_an_error_in_ones_own_class_names_it(base, seed):
             return right.fget(self) if isinstance(right, property) else right(self, *given, **named)
 
         said = {name: property(raises) if isinstance(right, property) else raises}
+        if name == "choose" and getattr(base, "once", False):
+            said["once"] = True  # or it would be refused
         mixed = draw.random() < 0.3
         own = type("Own", (type("Part", (), said), base) if mixed else (base,), {} if mixed else said)
         try:

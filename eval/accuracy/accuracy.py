@@ -157,6 +157,8 @@ class Accuracy(Pooled):
             )
         if self.num_fewshot and not any(taskset.takes_shots(task, self.sources) for task in self.tasks):
             raise Problem(f"--num-fewshot {self.num_fewshot}: none of the tasks takes shots")
+        for task in self.tasks:
+            taskset.check_shots(task, self.num_fewshot, self.sources)
         if self.gen_kwargs and not any(taskset.writes(task, self.sources) for task in self.tasks):
             raise Problem(
                 f"--gen-kwargs {self.gen_kwargs}: none of the tasks writes text; expected one that does, "

@@ -65,21 +65,40 @@ def rows(asked: str, file: str) -> list[tuple[int, dict]]:
     return found
 
 
+def as_written(asked: str, file: str, target: Path) -> Path:
+    """The rows as a Parquet file: in JSON `datasets` takes a text such as 2020-01-01 for a time."""
+    from datasets import Dataset
+
+    found = [row for _, row in rows(asked, file)]
+    names = dict.fromkeys(name for row in found for name in row)
+    Dataset.from_dict({name: [row.get(name) for row in found] for name in names}).to_parquet(target)
+    return target
+
+
 def check_documents(asked: str, file: str, task) -> None:
     """Raises Problem for a row of which a task makes no prompt, no choices or no right answer, as lm-eval
     would find out when the models have answered."""
-    lines, documents = [line for line, _ in rows(asked, file)], [*task.eval_docs]
+    written, documents = rows(asked, file), [*task.eval_docs]
     if task.config.process_docs is not None:
-        lines = range(1, len(documents) + 1)
-    if len(lines) != len(documents):
-        raise Problem(f"{asked}: {len(lines)} rows were read as {len(documents)}")
-    for line, document in zip(lines, documents, strict=True):
+        written = [(line, document) for line, document in enumerate(documents, 1)]
+    if len(written) != len(documents):
+        raise Problem(f"{asked}: {len(written)} rows were read as {len(documents)}")
+    for (line, row), document in zip(written, documents, strict=True):
         try:
-            why = odd(task, document)
+            why = odd(task, document) or changed(task, document, row)
         except Exception as error:
             why = kind_and_line(error)
         if why:
             raise Problem(f"{asked}: line {line}: {why}")
+
+
+def changed(task, document: dict, row: dict) -> str | None:
+    """The part of a document that is not as its row says: a column of a table has one type."""
+    for name in ASKED:
+        part, template = getattr(task, name), getattr(task.config, name)
+        if isinstance(template, str) and part(document) != (said := part(dict.fromkeys(document) | row)):
+            return f"{said!r:.40} is read as {part(document)!r:.40}: write a field in every row in one way"
+    return None
 
 
 def odd(task, document: dict) -> str | None:

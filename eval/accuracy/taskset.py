@@ -83,19 +83,21 @@ def _on_rows(name: str, file: str, sources: Sources) -> Path:
     entry = _manager_of(name, sources).task_index[name]
     if entry.yaml_path is None or "class" in yamls.read(entry.yaml_path, f"task {name}"):
         raise Problem(f"--data {name}: this task is written in Python and reads its own data")
-    rows = str(Path(file).resolve())
+    folder = yamls.folder()
+    rows = data.as_written(f"--data {name}={file}", file, folder / "rows.parquet")
     fixed = (yamls.read(entry.yaml_path, f"task {name}").get("fewshot_config") or {}).get("samples")
-    return yamls.folder_of(f"""include: {json.dumps(str(entry.yaml_path))}
+    text = f"""include: {json.dumps(str(Path(entry.yaml_path).resolve()))}
 task: {json.dumps(name)}
-dataset_path: json
+dataset_path: parquet
 dataset_name: null
-dataset_kwargs: {{data_files: {{test: {json.dumps(rows)}}}}}
+dataset_kwargs: {{data_files: {{test: {json.dumps(str(rows))}}}, cache_dir: {json.dumps(str(folder))}}}
 custom_dataset: null
 training_split: null
 validation_split: null
 test_split: test
 fewshot_split: {"null" if fixed else "test"}
-""")
+"""
+    return yamls.folder(text)
 
 
 def local_names() -> list[str]:
@@ -253,6 +255,19 @@ def writes(name: str, sources: Sources = NONE) -> bool:
 def takes_shots(name: str, sources: Sources = NONE) -> bool:
     """May a run choose a task's shots? A task whose YAML says 0 stays without any, as in lm-eval."""
     return name != AGREEMENT and _looked_at(name, sources)[name].get_config("num_fewshot") != 0
+
+
+def check_shots(name: str, num_fewshot: int | None, sources: Sources = NONE) -> None:
+    """Problem where a task on a user's own rows has too few of them for its shots: a row is not its own."""
+    if name not in dict(sources.data):
+        return
+    task = _looked_at(name, sources)[name]
+    shots = task.get_config("num_fewshot") if num_fewshot is None else num_fewshot
+    others = len([*task.fewshot_docs()]) - (task.config.fewshot_split is not None)
+    if takes_shots(name, sources) and (shots or 0) > others:
+        raise Problem(
+            f"--data {name}: {shots} shots of every row need {shots + 1} rows, and it has {others + 1}"
+        )
 
 
 def runs_programs(name: str, sources: Sources = NONE) -> bool:

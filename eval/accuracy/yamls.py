@@ -120,15 +120,16 @@ def alone(file: str) -> Path:
     its own folder."""
     if "group" in read(file, file):
         return Path(file).parent
-    return folder_of(f"include: {json.dumps(file)}\n")
+    return folder(f"include: {json.dumps(file)}\n")
 
 
-def folder_of(text: str) -> Path:
+def folder(text: str | None = None) -> Path:
     """A folder, until this process ends, with a YAML of this text."""
-    folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "task.yaml").write_text(text, encoding="utf-8")
-    return folder
+    made = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    if text is not None:
+        (made / "task.yaml").write_text(text, encoding="utf-8")
+    return made
 
 
 def check_absent(name: str, folders: Iterable[str | Path]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 
 from kvlab.finding import METHODS, PROFILED
+from kvlab.parameters import check_file
 from kvlab.spec import name_of
 
 from ..accuracy.agreement import DECODED, PROMPT
@@ -185,6 +186,7 @@ def definitions(found: list[Board]) -> dict[str, str]:
 
 def _command(store: Store) -> str | None:
     try:
+        check_file(store.out / RUN)
         return json.loads((store.out / RUN).read_text(encoding="utf-8"))["command"]
     except (OSError, ValueError, KeyError):
         return None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import kvlab
+from kvlab.parameters import text_of
 
 from ..accuracy.batching import Meter
 from ..accuracy.prefill import shared
@@ -28,7 +29,7 @@ WIDTH = 32  # tokens of a place: losses within it are one number
 def chunks(tokenizer, text: Path | None, length: int, limit: int | None) -> Tensor:
     """The text's first chunks, token ids `[chunks, length]`; without one, kvlab's own stories in a row.
     Raises ValueError for a text that is shorter than one chunk."""
-    whole = "\n\n".join(stories()) if text is None else text.read_text(encoding="utf-8")
+    whole = "\n\n".join(stories()) if text is None else text_of(text)
     ids = torch.tensor(tokenizer(whole, add_special_tokens=False, verbose=False).input_ids)
     count = len(ids) // length
     if not count:

@@ -75,8 +75,8 @@ def answer(logits: Tensor, cache):
 def is_step(model, input_ids=None, cache=None, attention_mask=None, use_cache=True,
             return_dict=True, **others) -> bool:  # fmt: skip
     """Whether a forward is asked for a decode step that the compiled code serves."""
-    if input_ids is None or not isinstance(cache, KVCache) or cache.attending[0].seen == 0:
-        return False
+    if input_ids is None or type(cache) is not KVCache or cache.attending[0].seen == 0:
+        return False  # a class of one's own may have another `update`
     if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
         return False
     if torch.is_autocast_enabled(input_ids.device.type):  # modules compute in another dtype

@@ -30,7 +30,7 @@ from ..store.static import StaticState
 from ..visibility import CAUSAL
 from .blocks import Blocks
 from .forward import Replaced, answer
-from .known import GOES_BY, coded, one_goes
+from .known import GOES_BY, coded, on_device, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
 from .suited import Later, Unsuited, check_configuration, check_windows, of_ours
@@ -106,8 +106,8 @@ def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Move:
     keep, store, named = layer.keep.policy, layer.store, type(layer.store).__name__.removesuffix("State")
     if type(layer) is not Layer or layer.ranks > 1:
         raise Unsuited("a layer of it holds more than K and V, or shares its heads with other processes")
-    if layer.place.on_host:
-        raise Unsuited("K and V are on a host")
+    if not on_device(layer.place):
+        raise Unsuited("K and V are on a host" if layer.place.on_host else "its place is a class of your own")
     if type(store) is KiviState:
         return Blocks(layer, flag)
     if type(store) not in (GrowingState, StaticState) or store.exact is not None:

@@ -9,6 +9,7 @@ import torch
 
 from ..keep import H2O, TOVA, Sinks
 from ..keep.base import Keep
+from ..place.device import DeviceState
 from ..store.codebook import Codebook
 from ..store.exact import Exact
 from ..store.float4 import Float4
@@ -38,6 +39,13 @@ GOES_BY = {  # class -> how the token that goes at a step is found
     TOVA: NEWEST,  # it receives least from the newest query, mean of all heads
     Sinks: PLACE,  # it is the first by its place
 }
+CHOOSES = ("chosen", "choose", "ranked", "scored", "_best")  # between a score and the slots that stay
+
+
+def on_device(place) -> bool:
+    """Whether a place's state reads and writes all of the store, where the model computes, and does nothing
+    else."""
+    return type(place) is DeviceState
 
 
 def coded(form):
@@ -95,7 +103,7 @@ def one_goes(layer, coming: int = 0) -> bool:
     keep, state = layer.keep.policy, layer.keep
     if layer.in_prompt or layer.local is not None or keep.merge or keep.prompt_only or keep.every:
         return False
-    if state.shares is not None or type(keep).choose is not Keep.choose:
+    if state.shares is not None or any(getattr(type(keep), one) is not getattr(Keep, one) for one in CHOOSES):
         return False
     over = (held + coming - most for held, most in zip(layer.rows_held, state.longest, strict=True))
     return all(tokens == 1 for tokens in over)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..gather import in_order
 from ..policy import View
 from .fused import Fused
-from .known import GOES_BY, SUM, looked_at, one_goes, vacant
+from .known import GOES_BY, SUM, looked_at, on_device, one_goes, vacant
 
 PER_EMPTY = 64  # one of this many slots may stay empty if tokens go one by one
 _made = weakref.WeakKeyDictionary()  # a layer's store -> its `Fused`, as long as its buffers are these
@@ -53,7 +53,7 @@ def _ready(layer, given) -> Fused | None:
         return None
     if visibility.real(len(layer.lengths), 1, layer.seen, layer.lengths)[0] is not None:
         return None
-    if layer.in_prompt or layer.local is not None or layer.place.on_host:
+    if layer.in_prompt or layer.local is not None or not on_device(layer.place):
         return None
     if layer.evicts and layer.keep.policy.renumber:
         return None

@@ -173,7 +173,7 @@ def check(methods, minutes: float, memory, context, users: int) -> list:
     elif isinstance(methods, str):
         methods = [methods]
     check_kind("methods", methods, list | tuple, "a list of methods")
-    specs = [parse(one) for one in methods]
+    specs = [*{(spec := parse(one)).text: spec for one in methods}.values()]  # one named twice is asked once
     for spec in specs:
         try:
             chooses(spec)

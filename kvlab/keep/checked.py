@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import late
 from ..parameters import check_kind, check_whole, shown
+from ..telling import is_ours
 
 MOST = 2**32  # tokens: more than any limit
 
@@ -20,6 +21,14 @@ def inherits(keep) -> None:
         check_kind(f"{type(keep).__name__}.{kind}", getattr(keep, kind, ()), tuple, "names, as a tuple")
     if keep.last_queries is not None:
         check_whole(f"{type(keep).__name__}.last_queries", keep.last_queries, 1)
+    chooser, once = (
+        next(one for one in type(keep).__mro__ if name in vars(one)) for name in ("choose", "once")
+    )
+    if keep.once and is_ours(once) and not is_ours(chooser):  # the class does not know of it
+        raise ValueError(
+            f"{chooser.__name__}.choose: {once.__name__} has once = True, so it would be asked after the "
+            f"prompt alone; say in {chooser.__name__} whether once is True or False"
+        )
     for method in ("observe", "score"):
         other = next(one for one in type(keep).__mro__ if method in vars(one))
         lost = [name for name in ("observes", "reads_queries") if vars(other).get(name) is True]
@@ -92,6 +101,24 @@ def slots(keep, layer, given) -> Tensor | None:
     if keep.newest_stays and not (there | (last[..., 0] < 0)).all():  # a row without tokens has none
         _refuse(keep, "choose", layer, "the newest token must stay (or newest_stays be False)")
     return given
+
+
+def again(keep, layer, given, model) -> tuple:
+    """What a method's own `again` yields, if the model can read it: (ids, real, anything)."""
+    if not isinstance(given, tuple) or len(given) != 3:
+        _refuse(keep, "again", layer, f"expected (ids, real, part), got {shown(given)}")
+    ids, real, part = given
+    like = layer.slot_positions[:, 0]
+    whole, rows, most = (
+        (torch.int32, torch.int64),
+        len(layer.lengths),
+        model.get_input_embeddings().num_embeddings,
+    )
+    _tensor(keep, "again", layer, ids, like, f"ids of {rows} rows, int64 [batch, n]", whole, axes=1)
+    _tensor(keep, "again", layer, real, ids, f"bool {tuple(ids.shape)}", (torch.bool,))
+    if not ids.shape[1] or bool(((ids < 0) | (ids >= most)).any()):
+        _refuse(keep, "again", layer, f"expected at least one token in each row, of {most}")
+    return ids, real, part
 
 
 def _tensor(keep, what: str, layer, given, like: Tensor, expected: str, dtypes=None, axes=None) -> Tensor:

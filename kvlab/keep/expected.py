@@ -58,8 +58,6 @@ class ExpectedAttention(Keep):
         return state
 
     def note(self, layer, query: Tensor) -> None:
-        if not layer.in_prompt and self.prompt_only:
-            return
         state, at = layer.state, layer.slot_positions[:, :1, -query.shape[2] :]
         if state.rotation is not None:
             query = state.rotation.undo(query.float(), at.expand(query.shape[:3]))

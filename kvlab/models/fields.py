@@ -10,8 +10,11 @@ NAMES = {
     "attention.head_count_kv": ("num_kv_heads", "num_key_value_heads"),
     "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
+    "attention.key_length": ("head_dim",),
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "context_length": ("n_positions",),
+    "feed_forward_length": ("n_inner",),
     "expert_used_count": ("num_experts_per_tok",),
     "expert_weights_norm": ("norm_topk_prob",),
     "final_logit_softcapping": ("final_logit_softcapping",),
@@ -30,6 +33,7 @@ ELSEWHERE = (
     "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "tensor_data_layout",
     "vocab_size",
 )  # fmt: skip
+WINDOWS = {"gemma2": 4096, "gemma3_text": 0}  # llama.cpp's, where a file says none
 LARGE = {"gemma2": 46, "gemma3_text": 62}  # blocks of the 27B, whose queries llama.cpp scales otherwise
 
 
@@ -38,10 +42,16 @@ def settle(config, said: dict) -> None:
     for a field that the configuration has no place for, unless its value changes nothing."""
     if getattr(config, "rope_parameters", None):
         said = {"rope.freq_base": 10_000.0} | said  # llama.cpp's default
+    if config.model_type in WINDOWS:
+        said = {"attention.sliding_window": WINDOWS[config.model_type]} | said
     for field, value in said.items():
         own = field == "attention.head_count_kv" and value == said.get("attention.head_count")  # no groups
         if not (_placed(config, field, value) or own or field in ELSEWHERE or _changes_nothing(field, value)):
             raise ValueError(f"it says {field} = {shown(str(value))}, and transformers has no place for that")
+    kinds = getattr(config, "layer_types", None) or ()
+    if said.get("attention.sliding_window") == 0 and any(one in LOCAL for one in kinds):
+        config.sliding_window = config.max_position_embeddings  # of no layer, but its model needs a number
+        config.layer_types = ["full_attention" if one in LOCAL else one for one in kinds]
     if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp knows it, and no field says it
         large = LARGE.get(config.model_type) == config.num_hidden_layers
         config.query_pre_attn_scalar = (
@@ -66,6 +76,8 @@ def _placed(config, field: str, value) -> bool:
             part["rope_theta"] = value
         return bool(part)
     if field == "attention.sliding_window" and (value < 0 or "sliding_attention" not in (kinds or LOCAL)):
+        return False
+    if field == "attention.key_length" and hasattr(config, "kv_lora_rank"):  # of latents
         return False
     if field == "attention.head_count_kv" and isinstance(value, list):  # 0 where a layer has no attention
         value = max(value)

@@ -29,7 +29,11 @@ WHOLE = (
     "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3", "llama3", "midm-2.0", "pixtral",
     "tekken",
 )  # fmt: skip
-CONTROL = 3  # of `tokenizer.ggml.token_type`: not of the text, as `<|im_start|>`
+CONTROL, USER_DEFINED = 3, 4  # of `tokenizer.ggml.token_type`: taken whole in a text, as `<|im_start|>`
+ENDS = (  # tokens that end a text in llama.cpp, whatever a file's fields say, if they are control tokens
+    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_text|>", "<end_of_turn>",
+    "<EOT>", "_<EOT>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
 AS_GPT2 = ("gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
@@ -73,6 +77,7 @@ def convert(file: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     reader = _checked(file)
+    ends = _ends(reader, file)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
@@ -84,7 +89,7 @@ def convert(file: Path, folder: Path) -> None:
             _check_size(plain, reader, file)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             model, found = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+                file.parent, gguf_file=file.name, config=config, dtype=torch.float32, output_loading_info=True
             )
     except Exception as error:
         raise ValueError(f"{file} cannot be converted: {first_line(error)}") from error
@@ -102,12 +107,11 @@ def convert(file: Path, folder: Path) -> None:
     _check_positions(model, reader, file)
     if hasattr(config, "quantization_config"):  # these weights are plain now
         del config.quantization_config
-    tokenizer.model_max_length = config.get_text_config().max_position_embeddings
+    if most := getattr(config.get_text_config(), "max_position_embeddings", None):  # Bloom's is any
+        tokenizer.model_max_length = most
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.generation_config = model.generation_config
-    ends = [_field(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    if any(end is not None for end in ends[1:]):  # of a turn, of a message
-        plain.generation_config.eos_token_id = list(dict.fromkeys(end for end in ends if end is not None))
+    plain.generation_config.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
     for name in ("is_local", "local_files_only"):  # said of this machine, not of the model
         tokenizer.init_kwargs.pop(name, None)
     folder.mkdir(parents=True)
@@ -218,11 +222,30 @@ def _check_positions(model, reader, file: Path) -> None:
         )
 
 
-def _check_tokens(tokenizer, reader, file: Path) -> None:
-    """A control token must be itself in a text: transformers spells some of a byte-level vocabulary anew."""
+def _tokens(reader) -> list[tuple[str, int]]:
+    """(text, kind) of each token."""
     tokens, kinds = (_field(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
-    for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
-        if kind == CONTROL and tokenizer.encode(token, add_special_tokens=False) != [index]:
+    return [*zip(tokens, kinds, strict=False)]
+
+
+def _ends(reader, file: Path) -> list[int]:
+    """The tokens that end a text, a turn or a message: those that the file names, and llama.cpp's."""
+    tokens, found = _tokens(reader), []
+    for name in ("eos", "eot", "eom"):
+        end = _field(reader, f"tokenizer.ggml.{name}_token_id")
+        if end is not None and not (isinstance(end, int) and 0 <= end < len(tokens)):
+            raise ValueError(f"{file}: it says {name}_token_id = {end}, and has {len(tokens)} tokens")
+        found += [] if end is None else [end]
+    if ("<|return|>", CONTROL) not in tokens:  # Harmony, where a message may end before the text
+        found += [index for index, (token, kind) in enumerate(tokens) if kind == CONTROL and token in ENDS]
+    return list(dict.fromkeys(found))
+
+
+def _check_tokens(tokenizer, reader, file: Path) -> None:
+    """These tokens must be themselves in a text: transformers spells some of a byte-level vocabulary anew."""
+    for index, (token, kind) in enumerate(_tokens(reader)):
+        whole = kind in (CONTROL, USER_DEFINED)
+        if whole and tokenizer.encode(token, add_special_tokens=False) != [index]:
             raise ValueError(
                 f"{file}: transformers would cut its token {token!r} into pieces; load the model's own "
                 "folder or hub id instead"

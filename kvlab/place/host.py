@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..link.base import Link
 from ..parameters import check_kind, shown
 from .device import Device
 from .fetch import Fetch
@@ -27,11 +28,13 @@ class Host(Device):
     on_host = True
 
     def __post_init__(self):
-        if self.link is not None and not callable(getattr(self.link, "fetch", None)):
+        if self.link is not None and not isinstance(self.link, Link):
             raise TypeError(
                 f"link={shown(self.link)}: expected a Link or none; kvlab.measure.machines.like(machine, "
                 "model) makes one as fast as a named machine's"
             )
+        if self.link is not None and not hasattr(self.link, "process"):
+            raise TypeError(f"{type(self.link).__name__}.__init__ does not call that of Link")
         check_kind("fetch", self.fetch, Fetch | None, "a fetch policy such as TopK()")
         object.__setattr__(self, "fetch", Whole() if self.fetch is None else self.fetch)
         if self.link is not None and self.fetch.page is not None:

@@ -43,12 +43,24 @@ class HostState(DeviceState):
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         layer.moved_bytes += self.bytes_of(layer, layer.rows_held)
         self.policy.fetch.prefill(self.view(layer), query, keys)
+        self.look_at_fetch(layer)
 
     def end_prefill(self, layer) -> None:
         self.policy.fetch.end_prefill(self.view(layer))
+        self.look_at_fetch(layer)
 
     def append(self, layer, keys: Tensor) -> None:
         self.policy.fetch.append(self.view(layer), keys)
+        self.look_at_fetch(layer)
+
+    def look_at_fetch(self, layer) -> None:
+        """ValueError if what a fetch of one's own remembers does not fit the layer."""
+        fetch = self.policy.fetch
+        shape = len(layer.lengths), layer.kv_heads, layer.slots
+        if not fetch.ours and (odd := self.fetch.odd(*shape, numbers=False)):
+            raise ValueError(
+                f"{type(fetch).__name__}, layer {layer.index}: {odd}; [batch, kv_heads, slots] is {shape}"
+            )
 
     def speculate(self, layer, query) -> None:
         self.speculated(layer, query)
@@ -102,6 +114,7 @@ class HostState(DeviceState):
             return held, slots
         held = Packed.of_numbers(*held.read(query.device))
         fetch.extend(self.view(layer), query, held.keys[0])  # it may learn from them
+        self.look_at_fetch(layer)
         return held, None
 
     def all_here(self, layer, device: torch.device):

@@ -48,9 +48,12 @@ class Calibrated(Growing):
         check_kind("profile", profile, str | Path, "a file that kvlab.calibrate.scales.write_scales wrote")
         super().__init__(Int(bits, axis="channel"))
         self.profile = read(profile, KIND, keys=3, values=3)
+        most = self.format.qmax * torch.finfo(self.format.scales.dtype).max
         for name, numbers in self.profile.arrays.items():
-            if not (numbers > 0).all():
-                raise ValueError(f"profile={profile}: {name}: expected largest magnitudes, all above 0")
+            if not ((numbers > 0) & (numbers <= most)).all():
+                raise ValueError(
+                    f"profile={profile}: {name}: expected largest magnitudes, all above 0, at most {most:g}"
+                )
 
     def start(self, layer) -> GrowingState:
         shape, channels = layer.shape, self.profile.about.get("channels")

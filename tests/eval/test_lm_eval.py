@@ -239,6 +239,39 @@ def test_a_row_of_which_no_question_is_made_is_one_line(ours, refused, tmp_path,
     assert line.startswith(f"error: --data recall={file}: line 3: "), line
 
 
+def test_more_shots_than_rows_are_one_line(ours, refused, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, [PIQA] * 3)))
+    words = ["--tasks", "piqa", "--data", f"piqa={file}", "--num-fewshot", "3"]
+    assert "piqa: 3 shots of every row need 4 rows, and it has 3" in refused(*ours, *words)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_rows_are_asked_as_they_are_written(ours, tmp_path, relative, monkeypatch):
+    """Where all rows have one, `datasets` reads a date as a time."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    text = TASK.format(rows="/nowhere.jsonl").replace("{{facts}}", "On {{first}}: {{facts}}")
+    (tmp_path / "tasks" / "my_fact.yaml").write_text(text)
+    rows = [row | {"first": f"2020-01-0{at}", "more": {"at": at}} for at, row in enumerate(ROWS, 1)]
+    Path("when.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--include-path", "tasks" if relative else str(tmp_path / "tasks"), "--tasks", "my_fact"]
+    assert main([*ours, *words, "--data", "my_fact=when.jsonl", "--log-samples", "whole"]) == 0
+    asked = [one["prompt"] for one in logged(tmp_path, cells(tmp_path)["my_fact"])]
+    assert [prompt[:15] for prompt in asked] == ["On 2020-01-01: ", "On 2020-01-02: "]
+
+
+def test_a_field_that_is_read_otherwise_than_written_is_one_line(ours, refused, tmp_path):
+    """A column has one type; of a field that no prompt shows nothing is said."""
+    text = TASK.format(rows="/nowhere.jsonl").replace("{{facts}}", "{{count}} facts: {{facts}}")
+    (tmp_path / "my_fact.yaml").write_text(text)
+    rows = [row | {"count": count, "unseen": count} for count, row in zip((2.5, 2), ROWS, strict=True)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    words = ["--tasks", str(tmp_path / "my_fact.yaml"), "--data", f"my_fact={file}"]
+    assert "line 2: '2 facts: " in refused(*ours, *words)
+
+
 def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):
     """lm-eval forks the process for the standard error of a perplexity, and has hung there."""
     monkeypatch.setattr(multiprocessing, "Pool", lambda *told: pytest.fail("a process was forked"))

@@ -1,6 +1,7 @@
 """A keep of one's own that says nonsense: one line, at the prompt and at every step, in whatever code."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -296,3 +297,45 @@ def test_a_row_whose_newest_token_went_is_numbered_by_all_it_has_seen(name):
     for layer, other in zip(together.cache.layers, alone.cache.layers, strict=True):
         held = lambda heads: [[p for p in head if p >= 0] for head in heads.tolist()]
         assert held(layer.positions[1]) == held(other.positions[0])
+
+
+class Again(Keep):
+    """As KVzip, the whole prompt at once."""
+
+    once = rereads = True
+    per_slot = ("scores",)
+
+    def again(self, layer, model, ids, real):
+        yield type(self).passes(ids, real)
+
+    def hear(self, layer, given, asked, positions, part):
+        there = positions[:, :, None]
+        seen = (there >= 0) & (there <= asked[:, None, :, None])
+        layer.state.scores = given.attend_to(given.keys, None, seen, asked >= 0)[1][..., : layer.slots]
+
+    def score(self, layer):
+        return layer.state.scores.round(decimals=3)
+
+
+@pytest.mark.parametrize(
+    "passes, said",
+    [
+        (lambda ids, real: (ids, real, None), None),
+        (lambda ids, real: (ids, real), "expected (ids, real, part)"),
+        (lambda ids, real: (ids + 1000, real, 0), "expected at least one token in each row, of 96"),
+        (lambda ids, real: (ids[:1], real[:1], 0), "expected ids of 2 rows"),
+        (lambda ids, real: (ids.float(), real, 0), "expected ids of 2 rows"),
+        (lambda ids, real: (ids, real.long(), 0), "expected bool (2, 40)"),
+        (lambda ids, real: (ids[:, :0], real[:, :0], 0), "expected at least one token"),
+    ],
+)
+def test_what_a_keep_of_ones_own_reads_again_is_looked_at(passes, said):
+    own = type("Own", (Again,), {"passes": staticmethod(passes)})
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=own(0.5)))
+    if said is None:
+        stepper.feed(prompt(40, 2))
+        assert stepper.cache.stats().tokens_held == 20
+    else:
+        with pytest.raises(ValueError, match=r"^Own\.again, layer 0: " + re.escape(said)):
+            stepper.feed(prompt(40, 2))

@@ -13,6 +13,7 @@ from transformers import (
     GPT2Config,
     NemotronConfig,
     Phi3Config,
+    Qwen3Config,
     StableLmConfig,
     Starcoder2Config,
 )  # fmt: skip
@@ -93,6 +94,17 @@ def gemma3(dice, base, eps, window):
     )
 
 
+def qwen3(dice, base, eps, window):
+    options = dict(rms_norm_eps=eps, rope_parameters=turning(base), head_dim=dice.choice([16, 32, 80]))
+    return Qwen3Config, options, {RMS: eps, "attention.key_length": options["head_dim"]}
+
+
+def gpt2(dice, base, eps, window):
+    positions = dice.choice([64, 128, 1024])
+    options = dict(layer_norm_epsilon=eps, max_position_embeddings=positions, n_inner=96, bos_token_id=1)
+    return GPT2Config, options, {NORM: eps, "context_length": positions, "attention.head_count_kv": 4}
+
+
 def write(file, architecture: str, model, said: dict) -> None:
     """A model of another architecture as a GGUF file, its fields as llama.cpp names them."""
     config = model.config
@@ -115,8 +127,10 @@ def write(file, architecture: str, model, said: dict) -> None:
     names = package.get_tensor_name_map(kind, config.num_hidden_layers)
     more = architecture in ("gemma2", "gemma3", "nemotron")  # whose norms multiply by one more
     for name, weight in model.state_dict().items():
-        part, _, end = name.rpartition(".")
+        part, _, end = name.removeprefix("transformer.").rpartition(".")
         if part != "lm_head":
+            if architecture == "gpt2" and part.startswith("h."):  # its matrices are [in, out]
+                weight = weight.t().contiguous()
             weight = weight + 1 if more and name.endswith("norm.weight") else weight
             out.add_tensor(f"{names.get_name(part)}.{end}", weight.numpy())
     out.write_header_to_file()
@@ -126,14 +140,15 @@ def write(file, architecture: str, model, said: dict) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("family", [starcoder2, stablelm, nemotron, phi3, gemma2, gemma3])
+@pytest.mark.parametrize("family", [starcoder2, stablelm, nemotron, phi3, gemma2, gemma3, qwen3, gpt2])
 def test_a_model_has_the_numbers_that_its_file_says(family, seed, tmp_path):
     dice = random.Random(seed)
     base, eps, window = dice.uniform(500, 1e6), dice.choice([1e-5, 1e-3, 0.02]), dice.randrange(6, 40)
     kind, options, said = family(dice, base, eps, window)
     torch.manual_seed(seed)
     expected = AutoModelForCausalLM.from_config(kind(**SIZES | options)).eval()
-    write(tmp_path / "x.gguf", family.__name__, expected, said | {"rope.freq_base": base})
+    turns = {} if family is gpt2 else {"rope.freq_base": base}
+    write(tmp_path / "x.gguf", family.__name__, expected, said | turns)
     model, _ = kvlab.load(tmp_path / "x.gguf", device="cpu")
     ids = torch.randint(4, len(made.TOKENS), (1, 60))
     with torch.no_grad():
@@ -204,3 +219,19 @@ def test_queries_of_gemmas_27b(blocks, scalar):
     )
     fields.settle(config, {})
     assert config.query_pre_attn_scalar == scalar
+
+
+@pytest.mark.parametrize(
+    "family, said, window", [(gemma2, None, 4096), (gemma3, None, 0), (gemma2, 0, 0), (gemma3, 0, 0)]
+)
+def test_layers_of_a_file_without_a_window_have_none_or_llama_cpps(family, said, window, tmp_path):
+    kind, options, about = family(random.Random(5), 10_000.0, 1e-5, 12)
+    windows = {} if said is None else {"attention.sliding_window": said}
+    about = {name: value for name, value in about.items() if name != "attention.sliding_window"} | windows
+    made_model = AutoModelForCausalLM.from_config(kind(**SIZES | options))
+    write(tmp_path / "x.gguf", family.__name__, made_model, about | {"rope.freq_base": 10_000.0})
+    model, _ = kvlab.load(tmp_path / "x.gguf", device="cpu")
+    local = "sliding_attention" in model.config.layer_types
+    assert (model.config.sliding_window if local else 0) == window
+    kvlab.make_cache(model, "full")
+    model(torch.tensor([[5, 6, 7]]))

@@ -85,24 +85,41 @@ def test_words_are_taken_whole_and_texts_begin_where_llama_cpp_does_so(tmp_path,
     assert found == ["<|im_start|>", "a", "Ġthefoo"][begins is False :]
 
 
-@pytest.mark.parametrize("kind", [3, 1])
-def test_a_token_that_steers_is_itself_in_a_text_or_the_file_is_refused(tmp_path, kind, monkeypatch):
-    """As those of DeepSeek's files, whose bars are no bytes of the alphabet."""
-    monkeypatch.setattr(made, "TOKENS", [*made.TOKENS[:-1], "<｜User｜>"])
+@pytest.mark.parametrize("token", ["<｜User｜>", "    ", "<file_sep>"])
+@pytest.mark.parametrize("kind", [3, 4, 1])
+def test_a_token_taken_whole_is_itself_in_a_text_or_the_file_is_refused(tmp_path, kind, token, monkeypatch):
+    """As those of DeepSeek's files, whose bars are no bytes of the alphabet, and the blanks of GPT-NeoX."""
+    monkeypatch.setattr(made, "TOKENS", [*made.CONTROL[:3], *made.TOKENS[4:-1], token])
     monkeypatch.setattr(made, "MERGES", made.MERGES[:4])
-    monkeypatch.setattr(made, "CONTROL", [*made.CONTROL, "<｜User｜>"] if kind == 3 else made.CONTROL)
+    kinds = [3] * 3 + [1] * (len(made.TOKENS) - 4) + [kind]
+    write = package.GGUFWriter.add_token_types
+    monkeypatch.setattr(package.GGUFWriter, "add_token_types", lambda self, _: write(self, kinds))
     made.write(tmp_path / "x.gguf")
-    if kind == 1:
-        kvlab.load(tmp_path / "x.gguf", device="cpu")
+    if kind == 1 or token == "<file_sep>":
+        _, tokenizer = kvlab.load(tmp_path / "x.gguf", device="cpu")
+        assert kind == 1 or tokenizer(f"a{token}b").input_ids[1] == len(kinds) - 1
     else:
-        with pytest.raises(ValueError, match="would cut its token '<｜User｜>' into pieces"):
+        with pytest.raises(ValueError, match=f"would cut its token '{token}' into pieces"):
             kvlab.load(tmp_path / "x.gguf", device="cpu")
 
 
-def test_a_text_ends_at_each_end_that_a_file_names(tmp_path):
+def test_a_text_ends_at_each_end_that_a_file_names_or_llama_cpp_knows(tmp_path, monkeypatch):
     made.write(tmp_path / "x.gguf", more=[("add_eot_token_id", 3), ("add_eom_token_id", 2)])
     model, _ = kvlab.load(tmp_path / "x.gguf", device="cpu")
-    assert model.generation_config.eos_token_id == [2, 3]
+    assert model.generation_config.eos_token_id == [2, 3, 0]  # 0 by its text
+    monkeypatch.setattr(made, "CONTROL", ["<|im_start|>"])
+    monkeypatch.setattr(package.GGUFWriter, "add_eos_token_id", lambda *_: None)
+    made.write(tmp_path / "y.gguf")
+    model, _ = kvlab.load(tmp_path / "y.gguf", device="cpu")
+    assert model.generation_config.eos_token_id is None, "not the default of a configuration"
+
+
+@pytest.mark.parametrize("end", [10**6, -1, "x"])
+def test_an_end_that_is_no_token_is_refused(tmp_path, end):
+    write = ("add_string" if end == "x" else "add_int32", "tokenizer.ggml.eot_token_id", end)
+    made.write(tmp_path / "x.gguf", more=[write])
+    with pytest.raises(ValueError, match=f"it says eot_token_id = {end}, and has {len(made.TOKENS)} tokens"):
+        kvlab.load(tmp_path / "x.gguf", device="cpu")
 
 
 @pytest.mark.parametrize("space", [True, False])

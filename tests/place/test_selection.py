@@ -194,3 +194,77 @@ def test_a_fetch_of_ones_own_with_another_state_or_no_share(wrong):
         cache = kvlab.KVCache(tiny("llama"), place=kvlab.place.Host(Own()))
         kvlab.Stepper(tiny("llama"), cache).feed(prompt(12))
         cache.stats()
+
+
+class Sketch(kvlab.place.Fetch):
+    """Remembers a part of every key."""
+
+    per_slot, make = ("sketch",), None
+
+    def prefill(self, layer, query, keys):
+        layer.state.sketch = type(self).make(keys[..., :4].clone())
+
+    def append(self, layer, keys):
+        layer.state.sketch = torch.cat([layer.state.sketch, keys[..., :4]], 2)
+
+
+@pytest.mark.parametrize("wrong", ["one row", "one head too many", "one short", "a number", "not at all"])
+def test_what_a_fetch_of_ones_own_remembers_is_looked_at(wrong):
+    made = {
+        "one row": lambda x: x[:1],
+        "one head too many": lambda x: torch.cat([x, x[:, :1]], 1),
+        "one short": lambda x: x[:, :, 1:],
+        "a number": lambda x: 3.0,
+        "not at all": lambda x: x,
+    }
+    own = type("Own", (Sketch,), {"make": staticmethod(made[wrong])})
+    cache = kvlab.KVCache(tiny("llama"), place=kvlab.place.Host(own()))
+    stepper = kvlab.Stepper(tiny("llama"), cache)
+    if wrong == "not at all":
+        stepper.feed(prompt(12, 2))
+        stepper.feed(prompt(1, 2))
+        cache.reorder_cache(torch.tensor([1, 0]))
+        cache.crop(-1)
+        assert cache.layers[0].place.fetch.sketch.shape[2] == 12
+    else:
+        with pytest.raises(ValueError, match=r"^Own, layer 0: sketch [^\n]*\[batch, kv_heads, slots\] is "):
+            stepper.feed(prompt(12, 2))
+
+
+def test_a_link_of_ones_own_is_a_link():
+    def decoded(**own):
+        kind = type("Own", (kvlab.place.ModelledLink,), own)
+        place = kvlab.place.Host(kvlab.place.TopK(0.3), kind(1e9))
+        kvlab.decode(tiny("llama"), prompt(12), kvlab.KVCache(tiny("llama"), place=place), 3)
+
+    decoded()
+    with pytest.raises(TypeError, match=r"^Own\.__init__ does not call that of Link$"):
+        decoded(__init__=lambda self, speed: None)
+    with pytest.raises(ValueError, match=r"^Own, layer 0: ZeroDivisionError[^\n]*$"):
+        decoded(write=lambda self, *given, **named: 1 / 0)
+    with pytest.raises(TypeError, match="expected a Link"):
+        kvlab.place.Host(link=type("Duck", (), {"fetch": print})())
+
+
+class Newest(kvlab.place.Fetch):
+    """Needs nothing of the prompt."""
+
+    learns = False
+
+    def select(self, layer, query):
+        past = layer.slots - 1
+        slots = torch.arange(max(0, past - 8), past)
+        return slots.expand(len(layer.lengths), layer.kv_heads, -1).clone()
+
+
+@pytest.mark.parametrize("piece", [13, 20, 39])
+def test_a_fetch_that_learns_nothing_chooses_in_no_piece_of_a_prompt(piece):
+    model, ids = tiny("llama"), prompt(40)
+
+    def run(**how):
+        cache = kvlab.KVCache(model, place=kvlab.place.Host(Newest()))
+        out = model.generate(ids, past_key_values=cache, max_new_tokens=6, do_sample=False, pad_token_id=0,
+                             return_dict_in_generate=True, output_logits=True, **how)  # fmt: skip
+        return torch.stack(out.logits)
+
+    assert torch.allclose(run(), run(prefill_chunk_size=piece), atol=1e-4)

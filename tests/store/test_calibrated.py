@@ -66,10 +66,11 @@ def test_a_padded_batch_forks_and_true_bits(file):
     assert store.format.bits_per_value((2, 16, 8)) == 8 + 1
 
 
-def test_magnitudes_are_above_0(file):
+@pytest.mark.parametrize("times", [-1, 1e8])
+def test_magnitudes_are_above_0_and_within_the_scales(file, times):
     write_scales(file, tiny("llama"))
     told, held = inside(file, "")
-    save_file(held | {"keys": -held["keys"]}, file, told)
+    save_file(held | {"keys": times * held["keys"]}, file, told)
     with pytest.raises(ValueError, match="keys: expected largest magnitudes, all above 0"):
         Calibrated(file)
 
