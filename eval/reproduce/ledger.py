@@ -34,12 +34,13 @@ def table(part: str) -> str:
 
 
 def published(entry: dict) -> float | None:
-    """A number, or the entry's `value` of another program that was measured here, in a row of its file."""
+    """A number, or that of another program that was measured here, in a row of its file (its `theirs`, or the
+    entry's `value`)."""
     said = entry["published"]
     if not isinstance(said, dict):
         return said
     row = picked(stored(said["file"]), {key: one for key, one in said.items() if key != "file"})
-    return row and row[entry["value"]]
+    return row and entry.get("scale", 1) * row[entry.get("theirs", entry["value"])]
 
 
 def ours(entry: dict) -> tuple[float, float | None, float | None] | None:

@@ -30,10 +30,6 @@ WHOLE = (
     "tekken",
 )  # fmt: skip
 CONTROL, USER_DEFINED = 3, 4  # of `tokenizer.ggml.token_type`: taken whole in a text, as `<|im_start|>`
-ENDS = (  # tokens that end a text in llama.cpp, whatever a file's fields say, if they are control tokens
-    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_text|>", "<end_of_turn>",
-    "<EOT>", "_<EOT>", "<｜end▁of▁sentence｜>",
-)  # fmt: skip
 AS_GPT2 = ("gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
@@ -222,28 +218,21 @@ def _check_positions(model, reader, file: Path) -> None:
         )
 
 
-def _tokens(reader) -> list[tuple[str, int]]:
-    """(text, kind) of each token."""
-    tokens, kinds = (_field(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
-    return [*zip(tokens, kinds, strict=False)]
-
-
 def _ends(reader, file: Path) -> list[int]:
-    """The tokens that end a text, a turn or a message: those that the file names, and llama.cpp's."""
-    tokens, found = _tokens(reader), []
+    """The tokens that end a text, a turn or a message, as the file names them."""
+    count, found = len(_field(reader, "tokenizer.ggml.tokens") or []), []
     for name in ("eos", "eot", "eom"):
         end = _field(reader, f"tokenizer.ggml.{name}_token_id")
-        if end is not None and not (isinstance(end, int) and 0 <= end < len(tokens)):
-            raise ValueError(f"{file}: it says {name}_token_id = {end}, and has {len(tokens)} tokens")
+        if end is not None and not (isinstance(end, int) and 0 <= end < count):
+            raise ValueError(f"{file}: it says {name}_token_id = {end}, and has {count} tokens")
         found += [] if end is None else [end]
-    if ("<|return|>", CONTROL) not in tokens:  # Harmony, where a message may end before the text
-        found += [index for index, (token, kind) in enumerate(tokens) if kind == CONTROL and token in ENDS]
     return list(dict.fromkeys(found))
 
 
 def _check_tokens(tokenizer, reader, file: Path) -> None:
     """These tokens must be themselves in a text: transformers spells some of a byte-level vocabulary anew."""
-    for index, (token, kind) in enumerate(_tokens(reader)):
+    tokens, kinds = (_field(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
         whole = kind in (CONTROL, USER_DEFINED)
         if whole and tokenizer.encode(token, add_special_tokens=False) != [index]:
             raise ValueError(

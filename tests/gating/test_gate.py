@@ -52,7 +52,8 @@ def short(monkeypatch):
         monkeypatch.setattr(sys.modules["kvlab.gating.gate"], size, 8)
 
 
-def test_a_model_is_judged_by_its_own_full_cache(workshop):
+def test_a_model_is_judged_by_its_own_full_cache(workshop, monkeypatch):
+    monkeypatch.setattr(sys.modules["kvlab.gating.gate"], "DOCUMENTS", 12)
     found = gate(*workshop, ["static", "int8", "sinks:budget=0.2"])
     by = {line.method: line for line in found.lines}
     assert by["static"].cost.nats < 1e-9 and by["static"].cost.agrees == 1 and by["static"].verdict == "safe"
