@@ -24,14 +24,15 @@ def foreseen(model, tokenizer, spec) -> str:
     ids = torch.tensor([tokenizer(keys(20)).input_ids], device="cpu")
     try:
         passage = studies.read(model, ids)
-        layers = [(i, matrix) for i, matrix in enumerate(skew(model)) if not asked.whole(i)]
+        guessed = [i for i, guess in enumerate(passage.guesses) if guess is not None and not asked.whole(i)]
+        matrices = skew(model)
     except ValueError:  # which refuses the method as well, in a line of its own
         return ""
-    if not layers:
+    if not guessed:
         return ""
 
     def brings(fetch) -> dict[int, float]:
-        return {i: studies.brings_best(passage, i, fetch, matrix) for i, matrix in layers}
+        return {i: studies.brings_best(passage, i, fetch, matrices[i]) for i in guessed}
 
     def told(found: dict[int, float]) -> str:
         worst = min(found, key=found.get)

@@ -28,7 +28,8 @@ class Passage:
     inputs: the block's input `[tokens, hidden]`. attended, fed: what attention and what the feed-forward
     network added to it, like inputs (`fed` of the last layer is missing). queries, guesses: the layer's
     query, and the one it would have asked with the input of the block before, `[heads, tokens, head_dim]`,
-    after RoPE (`guesses[0]` is None). keys: `[kv_heads, tokens, head_dim]`.
+    after RoPE (None where no earlier layer has its rotary embedding, so in layer 0).
+    keys: `[kv_heads, tokens, head_dim]`.
     """
 
     inputs: list[Tensor]
@@ -66,7 +67,12 @@ def read(model, ids: Tensor) -> Passage:
             hooks.enter_context(block.register_forward_pre_hook(before, with_kwargs=True))
             hooks.enter_context(attention_of(block).register_forward_hook(behind))
         model(ids.to(entry_of(model)), use_cache=False)
-        guessed = [query_of(model, i, inputs[i - 1], rotary[i])[0] for i in range(1, shape.layers)]
+        guessed = [
+            query_of(model, i, inputs[i - 1], rotary[i])[0]
+            if any(x is rotary[i] for x in rotary[:i])
+            else None
+            for i in range(1, shape.layers)
+        ]
     inputs, attended = ([x.reshape(-1, shape.hidden) for x in xs] for xs in (inputs, attended))
     fed = [after - at - added for at, after, added in zip(inputs, inputs[1:], attended)]
     asked, keys = [layer.query[0] for layer in layers], [layer.keys[0] for layer in layers]
@@ -118,10 +124,10 @@ def brings_best(passage: Passage, layer: int, fetch, matrix: Tensor, last: int =
     first one apart, over the last queries of a passage.
 
     The first token takes the weight that belongs nowhere, and every guess finds it. matrix: the layer's
-    skewing matrices. Raises ValueError for layer 0: no block comes before it.
+    skewing matrices. Raises ValueError for a layer without a guess, as layer 0.
     """
-    if layer == 0:
-        raise ValueError("layer=0: no block comes before it, so there is no guess")
+    if passage.guesses[layer] is None:
+        raise ValueError(f"layer={layer}: no block before it can guess its query")
     seen = (passage.queries[layer], passage.guesses[layer], passage.keys[layer])
     query, asked, keys = (skewed(x, matrix) for x in seen)
     columns = strongest_columns(query[:, :-last], keys[:, :-last], fetch.ratio)

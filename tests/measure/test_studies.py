@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from families.models import family
 from tiny import prompt, tiny
 
+import kvlab
 from kvlab.calibrate.skew import skew
 from kvlab.measure import studies
 from kvlab.place import InfiniGen
@@ -74,3 +76,21 @@ def test_what_a_guess_brings_by_hand(family, alpha, ratio):
         assert 0 < found
     with pytest.raises(ValueError, match="layer=0"):
         studies.brings_best(passage, 0, InfiniGen(), matrix)
+
+
+def test_a_layer_that_is_the_first_with_its_rotary_embedding_has_no_guess():
+    """The cache fetches all of it, too: nothing is known of its query before its turn."""
+    model = family("Gemma 3")
+    kinds = model.config.layer_types
+    first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    passage = studies.read(kvlab.prepare(model), prompt(40))
+    assert [i for i, guess in enumerate(passage.guesses) if guess is None] == sorted(first) and len(
+        first
+    ) == 2
+    cache, fetched = kvlab.make_cache(model, "infinigen:budget=2,full_layers=0"), {}
+    for layer in cache.attending:
+        layer.on_read = lambda layer, held, slots, query: fetched.update({layer.order: slots})
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(40))
+    stepper.feed(prompt(1))
+    assert [i for i, slots in fetched.items() if slots is None] == sorted(first)
