@@ -35,6 +35,7 @@ FORMATS = (
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 OF_KEEPS = 0.4  # of the time, which is left for questions
 INTERRUPTED = "interrupted: the methods below are those that were done"
+ORDER = ("breaks", "costs", "undecided", "safe")  # the worst first
 DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache does not beat guessing
 
 
@@ -42,8 +43,8 @@ DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache 
 class Line:
     """One method. verdict: safe, costs, breaks, undecided or no verdict; why: a reason in one line; bytes: of
     all users' caches with 16-bit numbers (None: it is refused); fits: whether they fit (None: no memory was
-    given); cost: of a method that reads every token; accuracy: of one that chooses, {protocol: share
-    right}."""
+    given); cost: of a method that reads every token, or of the store of one that does not; accuracy: of one
+    that chooses, {protocol: share right}."""
 
     method: str
     verdict: str
@@ -114,7 +115,8 @@ def gate(
     *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit. A method that
     chooses tokens is judged by questions (`keeps.py`): *breaks* if it surely loses more than `POINTS` under a
     protocol, *costs* if it surely loses, *safe* if it surely loses less, under both. No verdict if the full
-    cache does not beat guessing.
+    cache does not beat guessing. The store of a method that chooses and rounds is judged by nats as well, and
+    the worse verdict counts.
 
     text: your own, instead of the three kinds. minutes: after this time no method and no question begins.
     memory, context, users: what has to fit (see `Room.of`). say: a function that is called with the progress.
@@ -137,12 +139,16 @@ def gate(
     full = room.bytes(parse("full"))
     found = Gate(name, keys_of(reading), room.context, users, full, room.memory, full_fits=room.fits(full))
     whole = [spec for spec in specs if not chooses(spec)]
-    left = 60 * minutes * OF_KEEPS if len(whole) < len(specs) else 0.0
+    keeps = [spec for spec in specs if chooses(spec)]
+    stores = {spec.text: store for spec in keeps if (store := rounding(spec)) is not None}
+    left = 60 * minutes * OF_KEEPS if keeps else 0.0
     try:
-        if whole:
-            _formats(found, reading, ids[:, PROMPT:], whole, ends - left, say)
-        if len(whole) < len(specs):
-            _keeps(found, model, tokenizer, [spec for spec in specs if chooses(spec)], ends, say)
+        if whole or stores:
+            _formats(
+                found, reading, ids[:, PROMPT:], {one.text: one for one in whole} | stores, ends - left, say
+            )
+        if keeps:
+            _keeps(found, model, tokenizer, keeps, ends, say)
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
     found.lines = [_sized(line, room) for line in found.lines]
@@ -161,6 +167,12 @@ def _sized(line: Line, room: Room) -> Line:
 def chooses(spec) -> bool:
     """Whether a method lets go of tokens, or fetches some alone."""
     return (spec.policies().get("keep") or KeepAll()).evicts or "budget" in spec.method.parameters
+
+
+def rounding(spec):
+    """The store of a method, if it rounds."""
+    store = spec.policies().get("store")
+    return None if getattr(store, "as_they_are", True) else store
 
 
 def check(methods, minutes: float, memory, context, users: int) -> list:
@@ -182,25 +194,26 @@ def check(methods, minutes: float, memory, context, users: int) -> list:
     return specs
 
 
-def _formats(found: Gate, reading: Reading, rest, specs: list, ends: float, say) -> None:
+def _formats(found: Gate, reading: Reading, rest, stores: dict, ends: float, say) -> None:
+    """stores: {method: what `make_cache` takes}."""
     right, found.tokens = decoded(reading, rest, say), rest.numel()
-    for done, spec in enumerate(specs):
+    for done, (method, store) in enumerate(stores.items()):
         try:
-            make_cache(reading.model, spec)
+            make_cache(reading.model, store)
         except (ValueError, TypeError) as error:
-            found.lines.append(Line(spec.text, "no verdict", first_line(error)))
+            found.lines.append(Line(method, "no verdict", first_line(error)))
             continue
         if time.monotonic() > ends:
-            found.lines.append(Line(spec.text, "no verdict", show.OVER))
+            found.lines.append(Line(method, "no verdict", show.OVER))
             continue
-        say(f"{spec.text} ({done + 1} of {len(specs)} formats)")
+        say(f"{method} ({done + 1} of {len(stores)} formats)")
         try:
-            spent = cost(reading, spec.text, rest, right)
+            spent = cost(reading, store, rest, right)
         except (ValueError, TypeError) as error:
-            found.lines.append(Line(spec.text, "no verdict", first_line(error)))
+            found.lines.append(Line(method, "no verdict", first_line(error)))
             continue
         why = f"{spent.nats:.2g} nats ({spent.low:.2g} to {spent.high:.2g})"
-        found.lines.append(Line(spec.text, verdict_of(spent), why, cost=spent))
+        found.lines.append(Line(method, verdict_of(spent), why, cost=spent))
 
 
 def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None:
@@ -228,13 +241,28 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
         full = answers.get("full", Answers())
         found.questions = {name: len(full.right[name]) for name in PROTOCOLS}
         found.full = {name: full.share(name) for name in PROTOCOLS if full.right[name]}
+        stores = {line.method: line for line in found.lines}
         for spec in specs:
             if spec.text in refused:
-                found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
+                line = Line(spec.text, "no verdict", first_line(refused[spec.text]))
             elif spec.text in answers:
-                found.lines.append(_line(spec, answers[spec.text], full, guesses[spec.text]))
+                line = _line(spec, answers[spec.text], full, guesses[spec.text])
             elif time.monotonic() > ends:
-                found.lines.append(Line(spec.text, "no verdict", show.OVER))
+                line = Line(spec.text, "no verdict", show.OVER)
+            else:
+                continue
+            if (store := stores.get(spec.text)) is not None:
+                found.lines.remove(store)
+                line = _worse(line, store)
+            found.lines.append(line)
+
+
+def _worse(line: Line, store: Line) -> Line:
+    """The verdict of a method that chooses and rounds: what its store alone loses counts, too."""
+    verdict = next(one for one in (*ORDER, "no verdict") if one in (line.verdict, store.verdict))
+    if verdict == "safe" and "no verdict" in (line.verdict, store.verdict):
+        verdict = "undecided"
+    return replace(line, verdict=verdict, why=f"{line.why}; its store alone: {store.why}", cost=store.cost)
 
 
 def _line(spec, mine: Answers, full: Answers, guess: str) -> Line:
@@ -248,8 +276,7 @@ def _line(spec, mine: Answers, full: Answers, guess: str) -> Line:
         low, high = difference(ours, theirs)
         verdicts.append(by_answers(low, high))
         told.append(f"{name}: {100 * mine.share(name):.0f} % right, full {100 * full.share(name):.0f} %")
-    order = ("breaks", "costs", "undecided", "safe")
-    verdict = next((one for one in order if one in verdicts), "no verdict")
+    verdict = next((one for one in ORDER if one in verdicts), "no verdict")
     if len(verdicts) < len(PROTOCOLS) and verdict == "safe":
         verdict = "undecided"
     accuracy = {name: mine.share(name) for name in PROTOCOLS}

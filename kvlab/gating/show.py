@@ -99,7 +99,7 @@ def below(gate) -> list[str]:
     if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
         lines.append(
-            f"Keeps: {asked} questions on documents of some 150 tokens at most; safe: surely loses less than "
+            f"Keeps: {asked} questions on documents of some 110 to 190 tokens; safe: surely loses less than "
             f"{100 * POINTS:.0f} points under both protocols, breaks: surely more under one; an answer is a "
             "name out of four, so whether the model still writes well is not judged"
         )

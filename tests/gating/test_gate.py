@@ -139,6 +139,17 @@ def test_rules():
     assert beats_guessing([True] * 12 + [False] * 12) and not beats_guessing([True] * 3 + [False] * 9)
 
 
+def test_a_method_that_chooses_and_rounds_is_judged_both_ways(workshop, monkeypatch):
+    monkeypatch.setattr(sys.modules["kvlab.gating.gate"], "DOCUMENTS", 4)
+    found = gate(
+        planted(workshop[0], 60.0), workshop[1], ["int4", "infinigen+int4:alpha=inf,ratio=1"], minutes=5
+    )
+    alone, both = found.lines
+    assert both.cost.nats == pytest.approx(alone.cost.nats) and alone.verdict in ("costs", "breaks")
+    assert both.verdict in ("breaks", alone.verdict) and "its store alone: " in both.why
+    assert both.accuracy is not None and "undecided" != both.verdict
+
+
 def test_what_a_method_or_a_model_refuses_is_a_line(workshop, short):
     found = gate(*workshop, ["int8:group=7", "int4", "sinks:budget=0.5"], minutes=1e-9)
     assert [line.why for line in found.lines[1:]] == ["the time was over"] * 2
