@@ -86,6 +86,8 @@ def _placed(config, field: str, value) -> bool:
     name = next((name for name in NAMES.get(field, ()) if hasattr(config, name)), None)
     if name is not None:
         value = None if field in NONE_AT_0 and value == 0 else value
+        if isinstance(getattr(type(config), name, None), property):  # it follows from other numbers
+            return getattr(config, name) == value
         setattr(config, name, value)
     return name is not None
 

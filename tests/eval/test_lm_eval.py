@@ -261,15 +261,33 @@ def test_rows_are_asked_as_they_are_written(ours, tmp_path, relative, monkeypatc
     assert [prompt[:15] for prompt in asked] == ["On 2020-01-01: ", "On 2020-01-02: "]
 
 
-def test_a_field_that_is_read_otherwise_than_written_is_one_line(ours, refused, tmp_path):
-    """A column has one type; of a field that no prompt shows nothing is said."""
-    text = TASK.format(rows="/nowhere.jsonl").replace("{{facts}}", "{{count}} facts: {{facts}}")
-    (tmp_path / "my_fact.yaml").write_text(text)
-    rows = [row | {"count": count, "unseen": count} for count, row in zip((2.5, 2), ROWS, strict=True)]
+FIELDS = [  # of three rows: a column of a table has one type, and no empty struct
+    (2.5, 2, True), (1, "x", None), ({}, {"a": 1}, {"b": [{}]}),
+    ("2020-01-01", "2020-01-02T00:00:00+02:00", "z"), (2**63, 2**53 + 1, 0.5), ([], [1], ["a"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("process", ["", "process_docs: !function own.same\n"])
+def test_every_row_has_the_fields_that_it_was_given(ours, tmp_path, process):
+    """Also for functions of a task."""
+    (tmp_path / "own.py").write_text("def same(rows):\n    return rows.map(lambda row: row)\n")
+    shown = "".join(f"{{{{f{at}}}}} | " for at in range(len(FIELDS)))
+    text = TASK.format(rows="/nowhere.jsonl").replace("{{facts}}", f"{shown}{{{{facts}}}}")
+    (tmp_path / "my_fact.yaml").write_text(f"{text}{process}")
+    rows = [ROWS[0] | {f"f{at}": one[row] for at, one in enumerate(FIELDS)} for row in range(3)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    words = ["--tasks", str(tmp_path / "my_fact.yaml"), "--data", f"my_fact={file}"]
-    assert "line 2: '2 facts: " in refused(*ours, *words)
+    words = ["--tasks", str(tmp_path / "my_fact.yaml"), "--data", f"my_fact={file}", "--log-samples", "whole"]
+    assert main([*ours, *words]) == 0
+    asked = [one["prompt"] for one in logged(tmp_path, cells(tmp_path)["my_fact"])]
+    for row, prompt in enumerate(asked):
+        assert prompt.startswith("".join(f"{one[row]} | " for one in FIELDS)), prompt
+
+
+def test_a_number_that_is_no_longer_itself_is_one_line(ours, refused, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(PIQA | {"id": 2**65}))
+    assert "line 1: id is read as '36893" in refused(*ours, "--tasks", "piqa", "--data", f"piqa={file}")
 
 
 def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from models import made
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -235,3 +236,7 @@ def test_layers_of_a_file_without_a_window_have_none_or_llama_cpps(family, said,
     assert (model.config.sliding_window if local else 0) == window
     kvlab.make_cache(model, "full")
     model(torch.tensor([[5, 6, 7]]))
+
+
+def test_a_width_that_follows_from_others_is_passed_over():
+    fields.settle(FalconConfig(), {"attention.key_length": 64})
