@@ -103,7 +103,7 @@ def find(name: str) -> Method:
 def imported(path: str):
     """What `module.Class` names. ValueError, one line, for a module that cannot be imported or lacks it."""
     module, _, attribute = path.rpartition(".")
-    if not all(part.isidentifier() for part in path.split(".")):
+    if not all(path.split(".")):
         raise ValueError(f"method {path!r}: expected a name, or module.Class")
     try:
         return getattr(importlib.import_module(module), attribute)

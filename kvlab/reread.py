@@ -62,8 +62,8 @@ def reread(cache) -> None:
     layers, model = cache.attending, cache.model
     state, keep = layers[0].keep, layers[0].keep.policy
     view = View(layers[0], state)
-    for found in keep.again(view, model, state.ids, state.real):
-        fed, real, part = found if keep.ours else checked.again(keep, view, found, model)
+    given = keep.again(view, model, state.ids, state.real)
+    for fed, real, part in given if keep.ours else checked.again(keep, view, given, model):
         for layer in layers:
             layer.rereading = (part,)
         try:

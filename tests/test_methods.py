@@ -59,7 +59,7 @@ def test_a_class_of_ones_own_may_take_any_parameters(spec):
     kvlab.decode(tiny("llama"), prompt(40), kvlab.make_cache(tiny("llama"), f"{__name__}.{spec}"), 2)
 
 
-@pytest.mark.parametrize("name", ["../x", ".a", "a..b", "a.b-c"])
+@pytest.mark.parametrize("name", ["../x", ".a", "a..b", "a."])
 def test_what_names_no_class_is_one_line(name):
     with pytest.raises(ValueError, match=r"expected a name, or module\.Class$"):
         kvlab.make_cache(tiny("llama"), name)

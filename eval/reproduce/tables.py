@@ -102,7 +102,7 @@ def formats(*names: str) -> str:
         for row in rows:
             lost = math.log(row["perplexity"] / full["perplexity"])
             text = f"{lost:+.3f} ± {paired(row['values'], full['values'])[1]:.3f}"
-            text = f"perplexity {row['perplexity']:.4g}" if row is full else text
+            text = f"perplexity {row['perplexity']:.4g}" if row["method"] == "full" else text
             width.setdefault(row["method"], bits(row, full))
             cells.append((f"`{row['method']}`", row["model"], text))
     order = sorted(width, key=width.get, reverse=True)
@@ -185,7 +185,8 @@ def calibrated() -> str:
     interval among their formats that lose answers, and what it and ours call safe in that family."""
     found, harm = [], 0.05  # family, upper end, whether it loses so many of the right answers
     for gate in gates().values():
-        mine = study("answers", lambda row, gate=gate: gate["model"].startswith(Path(row["model"]).stem))
+        name = re.sub("-[0-9a-f]{12}$", "", gate["model"])  # of a converted file's folder
+        mine = study("answers", lambda row, name=name: Path(row["model"]).stem == name)
         full = {row["task"]: row["value"] for row in mine if row["method"] == "full"}
         lost, asked = Counter(), Counter()
         for row in mine:

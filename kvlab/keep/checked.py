@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 import torch
@@ -103,22 +104,22 @@ def slots(keep, layer, given) -> Tensor | None:
     return given
 
 
-def again(keep, layer, given, model) -> tuple:
-    """What a method's own `again` yields, if the model can read it: (ids, real, anything)."""
-    if not isinstance(given, tuple) or len(given) != 3:
-        _refuse(keep, "again", layer, f"expected (ids, real, part), got {shown(given)}")
-    ids, real, part = given
-    like = layer.slot_positions[:, 0]
-    whole, rows, most = (
-        (torch.int32, torch.int64),
-        len(layer.lengths),
-        model.get_input_embeddings().num_embeddings,
-    )
-    _tensor(keep, "again", layer, ids, like, f"ids of {rows} rows, int64 [batch, n]", whole, axes=1)
-    _tensor(keep, "again", layer, real, ids, f"bool {tuple(ids.shape)}", (torch.bool,))
-    if not ids.shape[1] or bool(((ids < 0) | (ids >= most)).any()):
-        _refuse(keep, "again", layer, f"expected at least one token in each row, of {most}")
-    return ids, real, part
+def again(keep, layer, given, model) -> Iterator[tuple]:
+    """What a method's own `again` yields, as long as the model can read it: (ids, real, anything)."""
+    whole, most = (torch.int32, torch.int64), model.get_input_embeddings().num_embeddings
+    like, asked = layer.slot_positions[:, 0], False
+    for one in given if isinstance(given, Iterable) else ():
+        asked = True
+        if not isinstance(one, tuple) or len(one) != 3:
+            _refuse(keep, "again", layer, f"expected (ids, real, part), got {shown(one)}")
+        ids, real, _ = one
+        _tensor(keep, "again", layer, ids, like, f"ids of {len(like)} rows, int64 [batch, n]", whole, axes=1)
+        _tensor(keep, "again", layer, real, ids, f"bool {tuple(ids.shape)}", (torch.bool,))
+        if not ids.shape[1] or bool(((ids < 0) | (ids >= most)).any()):
+            _refuse(keep, "again", layer, f"expected at least one token in each row, of {most}")
+        yield one
+    if not asked:
+        _refuse(keep, "again", layer, "expected to yield (ids, real, part) at least once")
 
 
 def _tensor(keep, what: str, layer, given, like: Tensor, expected: str, dtypes=None, axes=None) -> Tensor:

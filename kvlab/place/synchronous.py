@@ -30,6 +30,8 @@ class HostState(DeviceState):
         if getattr(self.fetch, "policy", None) is not policy.fetch:
             kind = type(policy.fetch).__name__
             raise ValueError(f"{kind}.start: expected the fetch's own state, Fetch.start(layer)")
+        if not policy.fetch.ours:  # it may look at new keys only when it chooses
+            self.fetch.lags = True
         if policy.fetch.speculates and not policy.fetch.whole(layer.index):
             report_block_inputs(layer.model)
 

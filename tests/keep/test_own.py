@@ -306,7 +306,8 @@ class Again(Keep):
     per_slot = ("scores",)
 
     def again(self, layer, model, ids, real):
-        yield type(self).passes(ids, real)
+        found = type(self).passes(ids, real)
+        return [found] if isinstance(found, tuple) else found
 
     def hear(self, layer, given, asked, positions, part):
         there = positions[:, :, None]
@@ -321,6 +322,8 @@ class Again(Keep):
     "passes, said",
     [
         (lambda ids, real: (ids, real, None), None),
+        (lambda ids, real: None, "expected to yield (ids, real, part) at least once"),
+        (lambda ids, real: [], "expected to yield (ids, real, part) at least once"),
         (lambda ids, real: (ids, real), "expected (ids, real, part)"),
         (lambda ids, real: (ids + 1000, real, 0), "expected at least one token in each row, of 96"),
         (lambda ids, real: (ids[:1], real[:1], 0), "expected ids of 2 rows"),

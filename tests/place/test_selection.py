@@ -208,12 +208,12 @@ class Sketch(kvlab.place.Fetch):
         layer.state.sketch = torch.cat([layer.state.sketch, keys[..., :4]], 2)
 
 
-@pytest.mark.parametrize("wrong", ["one row", "one head too many", "one short", "a number", "not at all"])
+@pytest.mark.parametrize("wrong", ["one row", "one head too many", "one too many", "a number", "not at all"])
 def test_what_a_fetch_of_ones_own_remembers_is_looked_at(wrong):
     made = {
         "one row": lambda x: x[:1],
         "one head too many": lambda x: torch.cat([x, x[:, :1]], 1),
-        "one short": lambda x: x[:, :, 1:],
+        "one too many": lambda x: torch.cat([x, x[:, :, :1]], 2),
         "a number": lambda x: 3.0,
         "not at all": lambda x: x,
     }
@@ -244,6 +244,31 @@ def test_a_link_of_ones_own_is_a_link():
         decoded(write=lambda self, *given, **named: 1 / 0)
     with pytest.raises(TypeError, match="expected a Link"):
         kvlab.place.Host(link=type("Duck", (), {"fetch": print})())
+
+
+class Extends(Sketch):
+    """Learns of several tokens at once, and of single ones when it chooses."""
+
+    make = staticmethod(lambda x: x)
+
+    def append(self, layer, keys):
+        pass
+
+    def extend(self, layer, query, keys):
+        layer.state.sketch = keys[..., :4].clone()
+
+    def select(self, layer, query):
+        missing = layer.store.read("cpu")[0][:, :, layer.state.sketch.shape[2] :, :4]
+        layer.state.sketch = torch.cat([layer.state.sketch, missing], 2)
+        return None
+
+
+def test_a_fetch_may_learn_of_new_tokens_when_it_chooses():
+    model, ids = tiny("llama"), prompt(40)
+    cache = kvlab.KVCache(model, place=kvlab.place.Host(Extends()))
+    stepper, full = (kvlab.Stepper(model, one) for one in (cache, kvlab.KVCache(model)))
+    for piece in (ids[:, :20], ids[:, 20:], prompt(1), prompt(5), prompt(1)):
+        assert torch.allclose(stepper.feed(piece), full.feed(piece), atol=1e-4)
 
 
 class Newest(kvlab.place.Fetch):
