@@ -12,6 +12,7 @@ from torch import Tensor
 from ..cache import KVCache
 from ..models.passes import NAMES
 from ..models.stamp import Stamp
+from ..modes import keeping
 
 GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
     "input_ids", "attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep",
@@ -51,7 +52,8 @@ class Replaced:
         if not args and given.keys() <= GIVEN and is_step(model, **given):
             found = self.step_of(model, given["cache"])
             if found is not None and found.takes(**given):
-                return found.step(**given)
+                with keeping():  # buffers grow in a step, too
+                    return found.step(**given)
         return type(model).forward(model, *args, **kwargs)
 
     def step_of(self, model, cache):

@@ -19,6 +19,7 @@ from ..store.int import Int
 from ..store.kivi import KiviState
 from ..store.rotated import Rotated
 from ..store.static import StaticState
+from ..telling import is_ours
 
 
 def _symmetric(form) -> bool:
@@ -104,6 +105,8 @@ def one_goes(layer, coming: int = 0) -> bool:
     if layer.in_prompt or layer.local is not None or keep.merge or keep.prompt_only or keep.every:
         return False
     if state.shares is not None or any(getattr(type(keep), one) is not getattr(Keep, one) for one in CHOOSES):
+        return False
+    if not is_ours(type(state)):  # it may want to know of every slot that goes
         return False
     over = (held + coming - most for held, most in zip(layer.rows_held, state.longest, strict=True))
     return all(tokens == 1 for tokens in over)

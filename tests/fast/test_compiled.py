@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import random
 import warnings
 
 import pytest
@@ -239,3 +240,25 @@ def test_load_takes_an_engine():
         assert engine_of(kvlab.load()[0]) == "eager"
     with pytest.raises(ValueError, match="engine='fast': expected one of eager, compiled, graph"):
         kvlab.load(engine="fast")
+
+
+@pytest.mark.parametrize("spec", EACH)
+def test_turns_and_steps_in_any_mode(spec, steps):
+    """Buffers that grow in a compiled step are written to by a later turn, which is none."""
+    modes = (torch.no_grad, torch.inference_mode, torch.inference_mode, torch.enable_grad)
+    model, dice = pair(head_dim=32, max_position_embeddings=512)[1].requires_grad_(False), random.Random(spec)
+    drawn, found = [dice.choice(modes) for _ in range(12)], []
+    for each in ([torch.no_grad] * 12, drawn, [torch.inference_mode] * 12):
+        told = []
+        with each[0]():
+            stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        for at, mode in enumerate(each):
+            with mode():
+                try:
+                    told.append(stepper.feed(prompt({0: 40, 6: 4}.get(at, 1), 1, at), last=True).clone())
+                except ValueError as error:  # a turn that the method refuses
+                    told.append(str(error))
+        found.append(told)
+    for one in found[1:]:
+        for a, b in zip(one, found[0], strict=True):
+            assert a == b if isinstance(a, str) else torch.equal(a, b), drawn

@@ -10,6 +10,7 @@ import kvlab
 from kvlab import faster
 from kvlab.gather import in_order
 from kvlab.keep import TOVA, Keep, SnapKV
+from kvlab.keep.state import KeepState
 from kvlab.place import Device
 from kvlab.place.device import DeviceState
 
@@ -52,6 +53,27 @@ class Ranks(Keep):
         return layer.slot_positions.float().masked_fill(layer.slot_positions < 0, -torch.inf)
 
 
+class Losses(KeepState):
+    """Counts the slots that went."""
+
+    gone = 0
+
+    def keep_slots(self, slots):
+        super().keep_slots(slots)
+        self.gone += 1
+
+
+class Remembers(Keep):
+    """The oldest token goes, or every third time the newest but one."""
+
+    def start(self, layer):
+        return Losses(self)
+
+    def score(self, layer):
+        positions = layer.slot_positions.float()
+        return -positions if layer.state.gone % 3 == 2 else positions
+
+
 class Chooses(TOVA):
     def choose(self, layer):
         return last(layer, 20) if layer.slots > 20 else None
@@ -84,6 +106,7 @@ OWN = {
     "place that writes": {"place": Halves()},
     "place beside a keep": {"place": Last(), "keep": TOVA(80)},
     "ranked": {"keep": Ranks(80)},
+    "state": {"keep": Remembers(80)},
     "choose": {"keep": Chooses(80)},
     "choose, once": {"keep": ChoosesToo(80)},
     "observe, once": {"keep": Counts(80)},
