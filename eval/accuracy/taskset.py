@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -259,15 +260,15 @@ def takes_shots(name: str, sources: Sources = NONE) -> bool:
 
 def check_shots(name: str, num_fewshot: int | None, sources: Sources = NONE) -> None:
     """Problem where a task on a user's own rows has too few of them for its shots: a row is not its own."""
-    if name not in dict(sources.data):
+    if name not in dict(sources.data) or not takes_shots(name, sources):
         return
     task = _looked_at(name, sources)[name]
     shots = task.get_config("num_fewshot") if num_fewshot is None else num_fewshot
-    others = len([*task.fewshot_docs()]) - (task.config.fewshot_split is not None)
-    if takes_shots(name, sources) and (shots or 0) > others:
-        raise Problem(
-            f"--data {name}: {shots} shots of every row need {shots + 1} rows, and it has {others + 1}"
-        )
+    alike = Counter(json.dumps(one, sort_keys=True, default=str) for one in task.fewshot_docs())
+    among = max(alike.values()) if task.config.fewshot_split is not None else 0  # of the row and its likes
+    others = sum(alike.values()) - among
+    if (shots or 0) > others:
+        raise Problem(f"--data {name}: {shots} shots need as many other rows, and one has {others}")
 
 
 def runs_programs(name: str, sources: Sources = NONE) -> bool:

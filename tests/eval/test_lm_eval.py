@@ -239,11 +239,13 @@ def test_a_row_of_which_no_question_is_made_is_one_line(ours, refused, tmp_path,
     assert line.startswith(f"error: --data recall={file}: line 3: "), line
 
 
-def test_more_shots_than_rows_are_one_line(ours, refused, tmp_path):
+@pytest.mark.parametrize("twice", [False, True])
+def test_more_shots_than_other_rows_are_one_line(ours, refused, tmp_path, twice):
     file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, [PIQA] * 3)))
+    rows = [PIQA | {"goal": f"tea {at}"} for at in range(3)]
+    file.write_text("\n".join(map(json.dumps, rows + rows[:1] * twice)))
     words = ["--tasks", "piqa", "--data", f"piqa={file}", "--num-fewshot", "3"]
-    assert "piqa: 3 shots of every row need 4 rows, and it has 3" in refused(*ours, *words)
+    assert "piqa: 3 shots need as many other rows, and one has 2" in refused(*ours, *words)
 
 
 @pytest.mark.parametrize("relative", [True, False])
