@@ -70,35 +70,32 @@ def as_written(asked: str, file: str, target: Path) -> Path:
     type, and take a text such as 2020-01-01 for a time."""
     from datasets import Dataset, Features, Json
 
-    found = [row for _, row in rows(asked, file)]
-    columns = {
-        name: [row.get(name) for row in found] for name in dict.fromkeys(n for row in found for n in row)
-    }
-    Dataset.from_dict(columns, features=Features(dict.fromkeys(columns, Json()))).to_parquet(target)
+    found = rows(asked, file)
+    names = dict.fromkeys(name for _, row in found for name in row)
+    columns = {name: [row.get(name) for _, row in found] for name in names}
+    table = Dataset.from_dict(columns, features=Features(dict.fromkeys(columns, Json())))
+    for (line, row), kept in zip(found, table, strict=True):
+        if odd := [name for name in row if kept[name] != row[name]]:  # whole numbers of more than 64 bits
+            raise Problem(f"{asked}: line {line}: {odd[0]} is read as {kept[odd[0]]!r:.40}")
+    table.to_parquet(target)
     return target
 
 
 def check_documents(asked: str, file: str, task) -> None:
     """Raises Problem for a row of which a task makes no prompt, no choices or no right answer, as lm-eval
     would find out when the models have answered."""
-    written, documents = rows(asked, file), [*task.eval_docs]
+    lines, documents = [line for line, _ in rows(asked, file)], [*task.eval_docs]
     if task.config.process_docs is not None:
-        written = [(line, document) for line, document in enumerate(documents, 1)]
-    if len(written) != len(documents):
-        raise Problem(f"{asked}: {len(written)} rows were read as {len(documents)}")
-    for (line, row), document in zip(written, documents, strict=True):
+        lines = range(1, len(documents) + 1)
+    if len(lines) != len(documents):
+        raise Problem(f"{asked}: {len(lines)} rows were read as {len(documents)}")
+    for line, document in zip(lines, documents, strict=True):
         try:
-            why = odd(task, document) or changed(document, row)
+            why = odd(task, document)
         except Exception as error:
             why = kind_and_line(error)
         if why:
             raise Problem(f"{asked}: line {line}: {why}")
-
-
-def changed(document: dict, row: dict) -> str | None:
-    """The field that is not as it is written: a number of more than 64 bits."""
-    found = next((name for name in row if document.get(name) != row[name]), None)
-    return None if found is None else f"{found} is read as {document.get(found)!r:.40}"
 
 
 def odd(task, document: dict) -> str | None:

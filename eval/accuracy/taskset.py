@@ -87,7 +87,8 @@ def _on_rows(name: str, file: str, sources: Sources) -> Path:
     folder = yamls.folder()
     rows = data.as_written(f"--data {name}={file}", file, folder / "rows.parquet")
     fixed = (yamls.read(entry.yaml_path, f"task {name}").get("fewshot_config") or {}).get("samples")
-    text = f"""include: {json.dumps(str(Path(entry.yaml_path).resolve()))}
+    (folder / "task.yaml").write_text(
+        f"""include: {json.dumps(str(Path(entry.yaml_path).resolve()))}
 task: {json.dumps(name)}
 dataset_path: parquet
 dataset_name: null
@@ -97,8 +98,10 @@ training_split: null
 validation_split: null
 test_split: test
 fewshot_split: {"null" if fixed else "test"}
-"""
-    return yamls.folder(text)
+""",
+        encoding="utf-8",
+    )
+    return folder
 
 
 def local_names() -> list[str]:

@@ -120,15 +120,15 @@ def alone(file: str) -> Path:
     its own folder."""
     if "group" in read(file, file):
         return Path(file).parent
-    return folder(f"include: {json.dumps(file)}\n")
+    made = folder()
+    (made / "task.yaml").write_text(f"include: {json.dumps(file)}\n", encoding="utf-8")
+    return made
 
 
-def folder(text: str | None = None) -> Path:
-    """A folder, until this process ends, with a YAML of this text."""
+def folder() -> Path:
+    """A folder, until this process ends."""
     made = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    if text is not None:
-        (made / "task.yaml").write_text(text, encoding="utf-8")
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -138,17 +138,19 @@ def gate(
     name = next((one for one, folder in EMBEDDED.items() if folder == path), path.name)
     full = room.bytes(parse("full"))
     found = Gate(name, keys_of(reading), room.context, users, full, room.memory, full_fits=room.fits(full))
-    whole = [spec for spec in specs if not chooses(spec)]
+    whole = {spec.text: spec for spec in specs if not chooses(spec)}
     keeps = [spec for spec in specs if chooses(spec)]
     stores = {spec.text: store for spec in keeps if (store := rounding(spec)) is not None}
     left = 60 * minutes * OF_KEEPS if keeps else 0.0
     try:
-        if whole or stores:
-            _formats(
-                found, reading, ids[:, PROMPT:], {one.text: one for one in whole} | stores, ends - left, say
-            )
+        judged = {}
+        for line in _formats(found, reading, ids[:, PROMPT:], whole | stores, ends - left, say):
+            if line.method in stores:
+                judged[line.method] = line
+            else:
+                found.lines.append(line)
         if keeps:
-            _keeps(found, model, tokenizer, keeps, ends, say)
+            _keeps(found, model, tokenizer, keeps, judged, ends, say)
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
     found.lines = [_sized(line, room) for line in found.lines]
@@ -194,29 +196,31 @@ def check(methods, minutes: float, memory, context, users: int) -> list:
     return specs
 
 
-def _formats(found: Gate, reading: Reading, rest, stores: dict, ends: float, say) -> None:
-    """stores: {method: what `make_cache` takes}."""
-    right, found.tokens = decoded(reading, rest, say), rest.numel()
-    for done, (method, store) in enumerate(stores.items()):
+def _formats(found: Gate, reading: Reading, rest, asked: dict, ends: float, say) -> Iterator[Line]:
+    """asked: {method: what `make_cache` takes}."""
+    right = decoded(reading, rest, say) if asked else []
+    found.tokens = rest.numel() if asked else 0
+    for done, (method, given) in enumerate(asked.items()):
         try:
-            make_cache(reading.model, store)
+            make_cache(reading.model, given)
         except (ValueError, TypeError) as error:
-            found.lines.append(Line(method, "no verdict", first_line(error)))
+            yield Line(method, "no verdict", first_line(error))
             continue
         if time.monotonic() > ends:
-            found.lines.append(Line(method, "no verdict", show.OVER))
+            yield Line(method, "no verdict", show.OVER)
             continue
-        say(f"{method} ({done + 1} of {len(stores)} formats)")
+        say(f"{method} ({done + 1} of {len(asked)} formats)")
         try:
-            spent = cost(reading, store, rest, right)
+            spent = cost(reading, given, rest, right)
         except (ValueError, TypeError) as error:
-            found.lines.append(Line(method, "no verdict", first_line(error)))
+            yield Line(method, "no verdict", first_line(error))
             continue
         why = f"{spent.nats:.2g} nats ({spent.low:.2g} to {spent.high:.2g})"
-        found.lines.append(Line(method, verdict_of(spent), why, cost=spent))
+        yield Line(method, verdict_of(spent), why, cost=spent)
 
 
-def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None:
+def _keeps(found: Gate, model, tokenizer, specs: list, judged: dict, ends: float, say) -> None:
+    """judged: {method that also rounds: the line of its store alone}."""
     answers: dict[str, Answers] = {}
     refused: dict[str, str] = {}
     names = ["full", *(spec.text for spec in specs)]
@@ -241,20 +245,15 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
         full = answers.get("full", Answers())
         found.questions = {name: len(full.right[name]) for name in PROTOCOLS}
         found.full = {name: full.share(name) for name in PROTOCOLS if full.right[name]}
-        stores = {line.method: line for line in found.lines}
         for spec in specs:
             if spec.text in refused:
-                line = Line(spec.text, "no verdict", first_line(refused[spec.text]))
+                found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
             elif spec.text in answers:
                 line = _line(spec, answers[spec.text], full, guesses[spec.text])
+                store = judged.get(spec.text)
+                found.lines.append(line if store is None else _worse(line, store))
             elif time.monotonic() > ends:
-                line = Line(spec.text, "no verdict", show.OVER)
-            else:
-                continue
-            if (store := stores.get(spec.text)) is not None:
-                found.lines.remove(store)
-                line = _worse(line, store)
-            found.lines.append(line)
+                found.lines.append(Line(spec.text, "no verdict", show.OVER))
 
 
 def _worse(line: Line, store: Line) -> Line:

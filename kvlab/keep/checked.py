@@ -25,7 +25,8 @@ def inherits(keep) -> None:
     chooser, once = (
         next(one for one in type(keep).__mro__ if name in vars(one)) for name in ("choose", "once")
     )
-    if keep.once and is_ours(once) and not is_ours(chooser):  # the class does not know of it
+    known = "once" in vars(keep) or not is_ours(once)
+    if keep.once and not known and not is_ours(chooser):
         raise ValueError(
             f"{chooser.__name__}.choose: {once.__name__} has once = True, so it would be asked after the "
             f"prompt alone; say in {chooser.__name__} whether once is True or False"

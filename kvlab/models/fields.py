@@ -23,7 +23,8 @@ NAMES = {
 LOCAL = ("sliding_attention",)
 NONE_AT_0 = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 ROTATIONS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
-# these change no number, or are looked at elsewhere: sizes are those of the tensors, positions are in gguf.py
+# these change no number, are looked at elsewhere, or have no place in some configurations: sizes are those of
+# the tensors, positions are in gguf.py
 ELSEWHERE = (
     "attention.key_length", "attention.value_length", "block_count", "context_length", "embedding_length",
     "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "feed_forward_length",
@@ -83,11 +84,11 @@ def _placed(config, field: str, value) -> bool:
         value = max(value)
     if isinstance(value, list):
         return False
-    name = next((name for name in NAMES.get(field, ()) if hasattr(config, name)), None)
+    computed = lambda name: isinstance(getattr(type(config), name, None), property)  # of other numbers
+    names = (name for name in NAMES.get(field, ()) if hasattr(config, name) and not computed(name))
+    name = next(names, None)
     if name is not None:
         value = None if field in NONE_AT_0 and value == 0 else value
-        if isinstance(getattr(type(config), name, None), property):  # it follows from other numbers
-            return getattr(config, name) == value
         setattr(config, name, value)
     return name is not None
 

@@ -293,6 +293,17 @@ def test_ctrl_c_prints_what_was_done_and_ends_with_130(monkeypatch, capsys):
     assert "interrupted: the methods below" in said.out and said.err.endswith("kvlab: interrupted\n")
 
 
+def test_what_was_not_asked_is_not_called_safe(workshop, short, monkeypatch):
+    """An interruption at the first question; and a method that the questions refuse."""
+    ours = sys.modules["kvlab.gating.gate"]
+    monkeypatch.setattr(ours, "ask", interrupt)
+    found = gate(*workshop, ["infinigen+int4", "int8"])
+    assert [line.method for line in found.lines] == ["int8"] and found.stopped
+    monkeypatch.setattr(ours, "ask", lambda *given: {"full": "no"})
+    (line,) = gate(*workshop, ["infinigen+int4"]).lines
+    assert (line.verdict, line.why) == ("no verdict", "no")
+
+
 def test_the_texts_are_those_of_the_stored_tables():
     """Nats change with the text: `kivi4` on SmolLM2 cost 0.0034, and 0.0037 once a docstring in the code that
     was read here had changed."""
