@@ -258,9 +258,10 @@ def _keeps(found: Gate, model, tokenizer, specs: list, judged: dict, ends: float
 
 def _worse(line: Line, store: Line) -> Line:
     """The verdict of a method that chooses and rounds: what its store alone loses counts, too."""
-    verdict = next(one for one in (*ORDER, "no verdict") if one in (line.verdict, store.verdict))
-    if verdict == "safe" and "no verdict" in (line.verdict, store.verdict):
-        verdict = "undecided"
+    both = line.verdict, store.verdict
+    verdict = next(one for one in (*ORDER, "no verdict") if one in both)
+    if verdict in ("safe", "undecided") and "no verdict" in both:  # one of them says nothing
+        verdict = "no verdict"
     return replace(line, verdict=verdict, why=f"{line.why}; its store alone: {store.why}", cost=store.cost)
 
 

@@ -105,7 +105,7 @@ def below(gate) -> list[str]:
         )
     fitting = [line.method for line in gate.safe]
     larger = [line.method for line in gate.lines if line.verdict == "safe" and line.fits is False]
-    over = sum(line.why == OVER for line in gate.lines)
+    over = sum(line.why.endswith(OVER) for line in gate.lines)
     if fitting:
         lines.append(f"Safe, the fewest bytes first: {', '.join(fitting)}")
     elif larger:

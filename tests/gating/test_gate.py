@@ -18,10 +18,12 @@ import kvlab
 from kvlab import cli
 from kvlab.gating import gate
 from kvlab.gating.formats import Cost
+from kvlab.gating.gate import Line, _worse
 from kvlab.gating.keeps import _first, beats_guessing, difference, told_apart
 from kvlab.gating.keys import keys_of, noise
 from kvlab.gating.reading import Reading
 from kvlab.gating.rules import BREAKS, POINTS, SAFE, by_answers, verdict_of
+from kvlab.gating.show import OVER
 from kvlab.gating.texts import KINDS, NAMES, Document, document, rows, text
 
 
@@ -291,6 +293,17 @@ def test_ctrl_c_prints_what_was_done_and_ends_with_130(monkeypatch, capsys):
     assert cli.main(["gate", "--methods", "int8"]) == 130
     said = capsys.readouterr()
     assert "interrupted: the methods below" in said.out and said.err.endswith("kvlab: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "asked, store, verdict",
+    [("safe", "safe", "safe"), ("costs", "breaks", "breaks"), ("undecided", "safe", "undecided"),
+     ("no verdict", "safe", "no verdict"), ("safe", "no verdict", "no verdict"),
+     ("no verdict", "breaks", "breaks")],
+)  # fmt: skip
+def test_the_worse_of_two_verdicts_counts(asked, store, verdict):
+    found = _worse(Line("x", asked, "a"), Line("x", store, OVER))
+    assert (found.verdict, found.why) == (verdict, f"a; its store alone: {OVER}")
 
 
 def test_what_was_not_asked_is_not_called_safe(workshop, short, monkeypatch):
