@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,22 +36,28 @@ AS_GPT2 = ("gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 def folder_of(name: str | os.PathLike) -> Path:
     """The folder that a GGUF file is converted to, in the user's cache folder; made at the first call for a
-    file of this path, size and time by the code that is here. ValueError where there is no such file, or it
-    cannot be converted."""
+    file of this path, size and time by the code that is here, in place of those made of this path before.
+    ValueError where there is no such file, or it cannot be converted."""
     file = Path(name).expanduser().resolve()
     if not file.is_file():
         raise ValueError(f"there is no file {str(name)!r}")
     stat = file.stat()
     code = [sha256(Path(part)) for part in CODE]
-    key = hashlib.sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {code}".encode()).hexdigest()[:12]
+    where, made = (
+        hashlib.sha256(str(said).encode()).hexdigest()[:12]
+        for said in (file, (stat.st_size, stat.st_mtime_ns, code))
+    )
     models = scratch.folder("models")
-    home = models / f"{file.stem}-{key}"
+    home = models / f"{file.stem}-{where}-{made}"
     if not home.is_dir():
         _checked(file)
         print(f"kvlab: converting {file.name}, once: to {home}", file=sys.stderr, flush=True)
         with scratch.unfinished(models) as work:
             convert(file, work / "model")
             scratch.move(work / "model", home)
+        for older in models.glob(f"*-{where}-*"):
+            if older != home:
+                shutil.rmtree(older, ignore_errors=True)
     return home
 
 

@@ -144,6 +144,9 @@ def test_a_file_may_say_how_its_tensors_are_aligned(tmp_path, alignment):
 
 
 def test_a_file_is_converted_once_and_again_when_it_or_the_code_changes(tmp_path, monkeypatch, folder):
+    """And what was made of it before goes: such a folder takes four bytes per weight."""
+    made.write(tmp_path / "y.gguf")
+    other = source_of(tmp_path / "y.gguf")
     made.write(tmp_path / "x.gguf")
     first = source_of(tmp_path / "x.gguf")
     convert = gguf.convert
@@ -152,12 +155,13 @@ def test_a_file_is_converted_once_and_again_when_it_or_the_code_changes(tmp_path
     monkeypatch.setattr(gguf, "convert", convert)
     made.write(tmp_path / "x.gguf", "Q8_0")
     second = source_of(tmp_path / "x.gguf")
-    assert second != first and sorted(folder.iterdir()) == sorted([first, second])
+    assert second != first and sorted(folder.iterdir()) == sorted([second, other])
     assert json.loads((second / "config.json").read_text())["num_key_value_heads"] == 2
     older = tmp_path / "gguf.py"
     older.write_text("# other checks")
     monkeypatch.setattr(gguf, "CODE", (str(older), *gguf.CODE[1:]))
-    assert source_of(tmp_path / "x.gguf") not in (first, second)
+    third = source_of(tmp_path / "x.gguf")
+    assert third not in (first, second) and sorted(folder.iterdir()) == sorted([third, other])
 
 
 def one_line(arguments, capsys):
