@@ -43,8 +43,8 @@ DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache 
 class Line:
     """One method. verdict: safe, costs, breaks, undecided or no verdict; why: a reason in one line; bytes: of
     all users' caches with 16-bit numbers (None: it is refused); fits: whether they fit (None: no memory was
-    given); cost: of a method that reads every token, or of the store of one that does not; accuracy: of one
-    that chooses, {protocol: share right}."""
+    given); cost: of a method that reads every token, or of the store alone of one that does not; accuracy: of
+    one that chooses, {protocol: share right}."""
 
     method: str
     verdict: str

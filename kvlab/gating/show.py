@@ -16,10 +16,11 @@ HEAD = ("method", "verdict", "holds", "of full", "scores move", "same token", "w
 def cells(gate, line) -> tuple[str, ...]:
     held = "–" if line.bytes is None else size(line.bytes) + ("" if line.fits is not False else ", too much")
     part = "–" if line.bytes is None else f"{100 * line.bytes / gate.full_bytes:.0f} %"
-    same = "–" if line.cost is None else f"{100 * line.cost.agrees:.1f} %"
-    moved = "–"
-    if line.cost is not None and (noise := line.cost.noise) is not None:
-        moved = f"{noise:.2g}{' !' if noise >= FORETOLD else ''}"
+    same = moved = "–"
+    if line.cost is not None and line.accuracy is None:  # the cost is the whole method's
+        same = f"{100 * line.cost.agrees:.1f} %"
+        if (noise := line.cost.noise) is not None:
+            moved = f"{noise:.2g}{' !' if noise >= FORETOLD else ''}"
     return line.method, line.verdict, held, part, moved, same, line.why
 
 
