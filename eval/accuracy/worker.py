@@ -86,7 +86,7 @@ def setup(settings, report: Callable) -> Callable:
                     one = score(lm, task, settings.limit, settings.log_samples, some, **told)
                     found[method] = one | lm.seconds(one["seconds"])
                     if method == "full" and shots and settings.protocol == FIRST:
-                        found[method]["floor"] = floor(lm, name, settings)
+                        found[method]["floor"] = floor(lm, name, settings, some, told)
                 except Exception as error:
                     if no_room(error):  # it is this machine's, and another one may have some
                         raise
@@ -114,14 +114,15 @@ def of_all(model, found: dict) -> dict:
     return found | {"bytes": found["bytes"] | dict(zip(Meter.NAMES, sizes, strict=True))}
 
 
-def floor(lm: KVLabLM, name: str, settings) -> dict:
-    """What `full` scores without any shots, a metric's row: under `context-first` the shots are the context,
-    so a method that lost all of it would come down to this."""
+def floor(lm: KVLabLM, name: str, settings, some: list[int] | None, told: dict) -> dict:
+    """What `full` scores without any shots on the same documents, a metric's row: under `context-first` the
+    shots are the context, so a method that lost all of it would come down to this. some, told: see `score`,
+    which has told as prompting."""
     bare = KVLabLM(
         lm.model, "full", tokenizer=lm.tokenizer, batch_size=lm.batch_size, max_length=lm.max_length
     )
     task = taskset.prepared(name, 0, settings.seed, settings.sources, settings.gen_kwargs)
-    return score(bare, task, settings.limit, **settings.prompting)["metrics"][0]
+    return score(bare, task, settings.limit, some=some, **told)["metrics"][0]
 
 
 def keep_memory() -> None:

@@ -20,22 +20,22 @@ def merge(folders: list[Path | str], store: Store, warn: Callable[[str], None]) 
     """
     sources = [Store(folder, warn) for folder in folders]
     first: dict[str, tuple[Store, str]] = {}  # what a cell is named by -> where it was first met
-    asked: dict[str, Store] = {}  # the same -> where its samples were first met
+    asked: dict[str, tuple[Store, str]] = {}  # the same -> where its samples were first met
     for source in (store, *sources):
         for name in source.files.names():
             if (other := source.read(name)) is None:
                 continue
             cell = store.name(*(other[key] for key in NAMED))
             if cell not in asked and source.samples(other):
-                asked[cell] = source
+                asked[cell] = source, name
             earlier, known = first.setdefault(cell, (source, name))
             mine = other if earlier is source else earlier.read(known)
             if unlike := [key for key in NUMBERS if mine.get(key) != other.get(key)]:
                 both = f"{earlier.files.at(known)} and {source.files.at(name)}"
                 raise Problem(f"{both} differ: other {' and '.join(unlike)}")
     new = [cell for cell, (source, _) in first.items() if source is not store]
-    for cell in {*new, *(cell for cell, source in asked.items() if source is not store)}:
+    for cell in {*new, *(cell for cell, (source, _) in asked.items() if source is not store)}:
         source, name = first[cell]
-        found = source.read(name)
-        store.save(found | {"samples": asked[cell].samples(found) if cell in asked else None})
+        logs, logged = asked.get(cell, (None, None))
+        store.save(source.read(name) | {"samples": logs and logs.samples(logs.read(logged))})
     return len(new), len(first)

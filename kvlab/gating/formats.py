@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .keys import noise
 from .reading import Reading
 
 BLOCK = 11  # consecutive tokens whose mean is one sample of the error estimate
@@ -21,13 +20,12 @@ SURE = 1.96  # standard errors on either side of a mean: 95 %
 class Cost:
     """nats: Kullback-Leibler divergence of the next token's probabilities from those of the full cache, mean
     over tokens, and its 95 % interval over blocks of tokens. agrees: share of tokens of which the most
-    probable is the same. noise: see `keys.noise`, of the layer where it is largest."""
+    probable is the same."""
 
     nats: float
     low: float
     high: float
     agrees: float
-    noise: float | None
     seconds: float
 
 
@@ -48,10 +46,9 @@ def cost(reading: Reading, method, rest: Tensor, right: list[Tensor]) -> Cost:
     """A method's cost on these tokens; `right`: the full cache's log-probabilities."""
     began = time.perf_counter()
     stepper = reading.taken(method)
-    found = noise(reading, stepper.cache)
     said = [stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1) for at in range(rest.shape[1])]
     seconds = time.perf_counter() - began
-    return Cost(**divergence(said, right), noise=max(found) if found else None, seconds=seconds)
+    return Cost(**divergence(said, right), seconds=seconds)
 
 
 def divergence(said: list[Tensor], right: list[Tensor]) -> dict[str, float]:

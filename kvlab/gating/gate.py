@@ -13,7 +13,6 @@ import torch
 from ..devices import entry_of
 from ..errors import first_line
 from ..keep import KeepAll
-from ..make import make_cache
 from ..measure.host import cpu_model
 from ..models import EMBEDDED, prepare
 from ..parameters import check_kind, check_number, check_text, check_tokenizer
@@ -22,15 +21,16 @@ from . import show
 from .formats import Cost, cost, decoded
 from .guess import foreseen
 from .keeps import PROTOCOLS, Answers, ask, beats_guessing, difference
-from .keys import LayerKeys, keys_of
+from .keys import LayerKeys, keys_of, noise
 from .reading import Reading
 from .room import Room, asked
 from .rules import DECODED, PIECES, PROMPT, by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
-    "int8", "kivi4", "int4", "int4:rotate=true", "nvfp4", "turboquant", "fp8", "mixed", "int8:group=32",
-    "int4:group=32", "int4:axis=channel", "kivi2", "mxfp4", "int5", "int8:axis=channel", "kvquant",
+    "int8", "kivi4", "mixed", "int4", "int4:rotate=true", "nvfp4", "turboquant", "fp8", "int8:group=32",
+    "int8:rotate=true,group=32", "int4:group=32", "int4:rotate=true,group=32", "int4:axis=channel", "kivi2",
+    "mxfp4", "int5", "int8:axis=channel", "kvquant",
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 OF_KEEPS = 0.4  # of the time, which is left for questions
@@ -43,8 +43,9 @@ DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache 
 class Line:
     """One method. verdict: safe, costs, breaks, undecided or no verdict; why: a reason in one line; bytes: of
     all users' caches with 16-bit numbers (None: it is refused); fits: whether they fit (None: no memory was
-    given); cost: of a method that reads every token, or of the store alone of one that does not; accuracy: of
-    one that chooses, {protocol: share right}."""
+    given); cost: of a method that reads every token, or of the store alone of one that does not; noise: known
+    before it is decoded, see `keys.noise`, of the layer where it is largest; accuracy: of a method that
+    chooses, {protocol: share right}."""
 
     method: str
     verdict: str
@@ -52,6 +53,7 @@ class Line:
     bytes: float | None = None
     fits: bool | None = None
     cost: Cost | None = None
+    noise: float | None = None
     accuracy: dict[str, float] | None = None
 
 
@@ -112,7 +114,8 @@ def gate(
     methods: specs (default: `FORMATS` and `KEEPS`). A method that reads every token is judged by nats: three
     kinds of text are read, 88 tokens of each of six rows are fed through the cache, and the next token's
     probabilities compared with those of the full cache. *safe*: the whole 95 % interval is below `SAFE` nats;
-    *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit. A method that
+    *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit, or the next token
+    is another one too often (`SAME`) on a model to which all are about equally likely. A method that
     chooses tokens is judged by questions (`keeps.py`): *breaks* if it surely loses more than `POINTS` under a
     protocol, *costs* if it surely loses, *safe* if it surely loses less, under both. No verdict if the full
     cache does not beat guessing. The store of a method that chooses and rounds is judged by nats as well, and
@@ -197,26 +200,29 @@ def check(methods, minutes: float, memory, context, users: int) -> list:
 
 
 def _formats(found: Gate, reading: Reading, rest, asked: dict, ends: float, say) -> Iterator[Line]:
-    """asked: {method: what `make_cache` takes}."""
+    """asked: {method: what `make_cache` takes}. First what foretells their verdicts, then each is decoded."""
+    lines: dict[str, Line] = {}
+    for method, given in asked.items():
+        say(f"{method}: how far it moves the scores")
+        try:
+            moved = noise(reading, reading.taken(given).cache)
+            lines[method] = Line(method, "no verdict", show.OVER, noise=max(moved, default=None))
+        except (ValueError, TypeError) as error:
+            lines[method] = Line(method, "no verdict", first_line(error))
     right = decoded(reading, rest, say) if asked else []
     found.tokens = rest.numel() if asked else 0
-    for done, (method, given) in enumerate(asked.items()):
-        try:
-            make_cache(reading.model, given)
-        except (ValueError, TypeError) as error:
-            yield Line(method, "no verdict", first_line(error))
-            continue
-        if time.monotonic() > ends:
-            yield Line(method, "no verdict", show.OVER)
+    for done, (method, line) in enumerate(lines.items()):
+        if line.why != show.OVER or time.monotonic() > ends:
+            yield line
             continue
         say(f"{method} ({done + 1} of {len(asked)} formats)")
         try:
-            spent = cost(reading, given, rest, right)
+            spent = cost(reading, asked[method], rest, right)
         except (ValueError, TypeError) as error:
-            yield Line(method, "no verdict", first_line(error))
+            yield replace(line, why=first_line(error))
             continue
         why = f"{spent.nats:.2g} nats ({spent.low:.2g} to {spent.high:.2g})"
-        yield Line(method, verdict_of(spent), why, cost=spent)
+        yield replace(line, verdict=verdict_of(spent), why=why, cost=spent)
 
 
 def _keeps(found: Gate, model, tokenizer, specs: list, judged: dict, ends: float, say) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html as escaping
 
 from ..bill.show import counted, elsewhere, size
-from .rules import BREAKS, DECODED, FORETOLD, POINTS, PROMPT, SAFE
+from .rules import BREAKS, DECODED, FORETOLD, POINTS, PROMPT, SAFE, SAME
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
@@ -16,11 +16,9 @@ HEAD = ("method", "verdict", "holds", "of full", "scores move", "same token", "w
 def cells(gate, line) -> tuple[str, ...]:
     held = "–" if line.bytes is None else size(line.bytes) + ("" if line.fits is not False else ", too much")
     part = "–" if line.bytes is None else f"{100 * line.bytes / gate.full_bytes:.0f} %"
-    same = moved = "–"
-    if line.cost is not None and line.accuracy is None:  # the cost is the whole method's
-        same = f"{100 * line.cost.agrees:.1f} %"
-        if (noise := line.cost.noise) is not None:
-            moved = f"{noise:.2g}{' !' if noise >= FORETOLD else ''}"
+    whole = line.cost is not None and line.accuracy is None  # or the cost is that of its store alone
+    same = f"{100 * line.cost.agrees:.1f} %" if whole else "–"
+    moved = "–" if line.noise is None else f"{line.noise:.2g}{' !' if line.noise >= FORETOLD else ''}"
     return line.method, line.verdict, held, part, moved, same, line.why
 
 
@@ -39,7 +37,8 @@ def markdown(gate) -> str:
         ("---",) * len(HEAD),
         *((f"`{c[0]}`", *c[1:]) for c in (cells(gate, line) for line in gate.lines)),
     ]
-    return "\n\n".join([*above(gate), "\n".join(f"| {' | '.join(row)} |" for row in body), *below(gate)])
+    told = [f"```\n{line}\n```" if "\n" in line else line for line in below(gate)]
+    return "\n\n".join([*above(gate), "\n".join(f"| {' | '.join(row)} |" for row in body), *told])
 
 
 def html(gate) -> str:
@@ -92,10 +91,10 @@ def below(gate) -> list[str]:
     if gate.tokens:
         lines.append(
             f"Formats: {gate.tokens} tokens decoded in texts of {PROMPT + DECODED} (far into a longer one a "
-            f"format may lose more); safe: surely below {SAFE:g} nats a token from the full cache, breaks: "
-            f"surely above {BREAKS:g}; scores move: by how many nats rounding the keys changes the scores, "
-            "in the layer where it changes them most; known before decoding, and from "
-            f"{FORETOLD:g} on (!) it foretells that a format breaks"
+            f"format may lose more); safe: surely below {SAFE:g} nats a token from the full cache, and "
+            f"{100 * SAME:.0f} % of the most probable tokens are the same; breaks: surely above {BREAKS:g}; "
+            "scores move: by how many nats rounding the keys changes the scores, in the layer where it does "
+            f"so most; known before decoding, and from {FORETOLD:g} on (!) a sign that a format breaks"
         )
     if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())

@@ -87,7 +87,7 @@ def main() -> None:
         found += [
             what
             | {"outlier": largest, "method": line.method, "verdict": line.verdict}
-            | {"noise": line.cost.noise, "nats": line.cost.nats}
+            | {"noise": line.noise, "nats": line.cost.nats}
             for line in judged.lines
             if line.cost is not None
         ]
