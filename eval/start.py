@@ -17,6 +17,8 @@ def kvlab() -> int:
 def run(module: str) -> int:
     """Import a module and call its `main`; returns the exit code."""
     while_imported()
+    if os.environ.get("COLUMNS") == "0":  # a terminal of unknown width: tables would have none
+        del os.environ["COLUMNS"]
     main = import_module(module).main
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = main()

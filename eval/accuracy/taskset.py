@@ -310,8 +310,8 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
 
 @cache
 def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> str:
-    """The digest of the files behind a task's numbers, and of the documents that it reads where these are in
-    no file that is named."""
+    """The digest of the files behind a task's numbers, of the documents that it reads where these are in no
+    file that is named, and of what its own functions make of them."""
     found, named = files(name, sources), {AGREEMENT, *local_names(), *(task for task, _ in sources.data)}
     if name in named:
         return digest(found)
@@ -319,6 +319,9 @@ def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> 
     documents = [*task.eval_docs]
     if found and (task.get_config("num_fewshot") if num_fewshot is None else num_fewshot):
         documents += task.fewshot_docs()
+    made = [getattr(task, part) for part in data.ASKED if callable(task.get_config(part))]
+    with contextlib.suppress(Exception):  # whatever a task's functions raise, they raise when it is asked
+        documents += [part(one) for one in task.eval_docs for part in made]
     text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
     files_too = digest(found) if found else ""
     return hashlib.sha256((files_too + text).encode()).hexdigest()[:DIGITS]

@@ -20,6 +20,7 @@ import yaml
 
 from kvlab.errors import nearest
 
+from ..core.digests import imported
 from ..core.errors import Problem, describe, one_line
 from .boundaries import FIELD
 
@@ -86,14 +87,15 @@ def set_by_group(said: dict, index, within: tuple[str, ...] = ()) -> list[str]:
 
 def stands_on(file: Path) -> list[Path]:
     """The files behind a YAML that lm-eval has loaded: itself, all that it includes, the modules of its
-    functions, and the Python files beside each of them."""
+    functions with what they import, and the Python files beside each of them."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     file = file.resolve()
     events = yaml.parse(file.read_bytes())
     functions = [event.value for event in events if getattr(event, "tag", None) == "!function"]
-    own = [file, *(module for name in functions for module in _module_of(name, file.parent))]
-    found = [path for one in own for path in (one, *one.parent.glob("*.py"))]
+    modules = [module for name in functions for module in _module_of(name, file.parent)]
+    found = [path for one in (file, *modules) for path in (one, *one.parent.glob("*.py"))]
+    found += [path for one in modules for path in imported(one)]
     included = load_yaml(file, resolve_func=False, recursive=False).get("include", [])
     for one in included if isinstance(included, list) else [included]:
         found += stands_on(file.parent / one)

@@ -3,8 +3,8 @@
 Cells of one table share their whole configuration (shots, limit, dtype, ...) except the protocol, which has
 its own columns, the digest of your own method, one for each method, and, from task to task, the digest of the
 data. The cells wanted now set the configuration; if none are, the newest cell does. Accuracies under other
-settings have tables of their own, and so has speed on another device or in another dtype. Cells of another
-model, other code or other data are left out.
+settings have tables of their own, and so has speed on another device, machine, or in another dtype. Cells of
+another model, other code or other data are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
 SIDES = ("protocol", "evict")  # have columns of their own in a table
 PLACES = ("device", "dtype")  # what accuracy and speed of one table share
+MACHINE = "machine"  # that times, in a speed cell's configuration
 DIGESTS = ("model", "code", "method", "task")  # of what a cell was made of
 WORDS = {  # keys of a configuration that readers call otherwise
     "num_fewshot": "shots",
@@ -39,7 +40,7 @@ def own_settings(cell: dict, config: dict) -> dict:
     return {
         key: was
         for key, (was, _) in differences(cell["config"], config, free).items()
-        if key in PLACES or not cell["task"].startswith(SPEED)
+        if key in (*PLACES, MACHINE) or not cell["task"].startswith(SPEED)
     }
 
 

@@ -7,8 +7,10 @@ import hashlib
 import inspect
 import linecache
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from .. import PACKAGE
@@ -64,7 +66,9 @@ def method_digest(spec) -> str | None:
     """Of what a method's `Spec` uses that is not kvlab's: classes of your own, and a profile; None where it
     uses nothing else. Problem where the source of such a class cannot be read."""
     named = [kind for name in (spec.name, *spec.parameters.values()) for kind in _own(name)]
-    files = {file for kind in named for file in _imported(sys.modules.get(kind.__module__))}
+    modules = {sys.modules.get(kind.__module__) for kind in named}
+    files = {file for one in modules if (path := getattr(one, "__file__", None))
+             for file in imported(Path(path), one.__package__ or "")}  # fmt: skip
     parts = [*map(_source, named), *(syntax(file.read_text("utf-8")) for file in sorted(files))]
     if "profile" in spec.parameters:
         parts.append(digest([spec.parameters["profile"]]).encode())
@@ -103,25 +107,40 @@ def _source(one) -> bytes:
     return syntax(text)
 
 
-def _imported(module) -> set[Path]:
-    """Files that a module imports from its package, or from beside it, and those that they import."""
-    top = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
-    if not getattr(top, "__file__", None) or not getattr(module, "__file__", None):
-        return set()
-    folder, packaged = Path(top.__file__).parent, hasattr(top, "__path__")
-    if not packaged and folder.name in ("site-packages", "dist-packages"):  # beside it is everybody's
-        return set()
-    base, first = folder.parent if packaged else folder, Path(module.__file__)
-    found, waiting = {first}, [first]
+def imported(first: Path, package: str = "") -> set[Path]:
+    """The user's own files that a Python file imports, and those that they import: none of the standard
+    library, and of installed packages those of its own. package: the one that the file is in."""
+    found: set[Path] = set()
+    waiting = [(first, package)]
     while waiting:
-        file = waiting.pop()
-        for name in _names_imported(ast.parse(file.read_text("utf-8")), file.relative_to(base).parts[:-1]):
-            where = base.joinpath(*name.split("."))
-            for path in (where.with_suffix(".py"), where / "__init__.py"):
-                if folder in path.parents and path.is_file() and path not in found:
-                    found.add(path)
-                    waiting.append(path)
+        file, within = waiting.pop()
+        tree = ast.parse(file.read_text("utf-8"))
+        for name in _names_imported(tree, tuple(filter(None, within.split(".")))):
+            top = name.partition(".")[0]
+            if top != package.partition(".")[0] and not _users(_spec(top)):
+                continue
+            spec = _spec(name)
+            if spec and spec.has_location and spec.origin.endswith(".py") and Path(spec.origin) not in found:
+                found.add(Path(spec.origin))
+                waiting.append((Path(spec.origin), spec.parent))
     return found - {first}
+
+
+def _spec(name: str):
+    """Where Python would import a name from; None where it cannot."""
+    try:
+        return find_spec(name)
+    except (ImportError, ValueError, AttributeError):  # no module, or one that was made in memory
+        return None
+
+
+def _users(spec) -> bool:
+    """Whether a module is neither installed nor of the standard library."""
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    files = [Path(one) for one in places if one and Path(one).is_absolute()]
+    library = Path(sysconfig.get_path("stdlib"))
+    installed = {"site-packages", "dist-packages"}
+    return any(library not in file.parents and not installed & {*file.parts} for file in files)
 
 
 def _names_imported(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:

@@ -185,22 +185,26 @@ class OnModel(Measurement):
     def configuration(self, method: str | None = None, **more) -> dict:
         """A cell's `config`: digests of the model, of the code, and of what a method uses that is not
         kvlab's; the settings that all share, and `more`."""
+        device = self.device and self.device.partition(":")[0].partition(",")[0]
         return {
             "model": model_digest(self.model),
             "code": code_digest(),
             "method": method,
-            "device": self.device and self.device.partition(":")[0].partition(",")[0],
+            "device": "cuda" if device is None and self.on_gpu() else device,
             "dtype": self.dtype,
             "limit": self.limit,
             **more,
         }
 
-    def engine_here(self) -> str:
-        """The engine where none is named: a GPU's steps are replayed where they can be."""
+    def on_gpu(self) -> bool:
+        """Whether the model is on a GPU, named or not."""
         import torch
 
-        on_gpu = torch.cuda.is_available() if self.device is None else self.device.startswith("cuda")
-        return "graph" if on_gpu else "eager"
+        return torch.cuda.is_available() if self.device is None else self.device.startswith("cuda")
+
+    def engine_here(self) -> str:
+        """The engine where none is named: a GPU's steps are replayed where they can be."""
+        return "graph" if self.on_gpu() else "eager"
 
     def check(self) -> None:
         if self.device is None:

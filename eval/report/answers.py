@@ -16,10 +16,11 @@ from ..core.results import Store
 from .tables import Board
 
 SHOWN = 40  # documents of a task on the page
-LOST, BOTH, RIGHT = "lost", "both wrong", "all right"  # in which order documents come
+LOST, BOTH, WRONG, RIGHT = "lost", "both wrong", "wrong", "all right"  # in which order documents come
 TITLES = {
     LOST: "Right under {base}, wrong under another method",
     BOTH: "Not answered by {base}",
+    WRONG: "Wrong under a method, and not asked under {base}",
     RIGHT: "Answered by every method",
 }
 
@@ -49,9 +50,10 @@ def _of_task(board: Board, task: str, store: Store) -> list[dict]:
             one["answers"][cell["method"]] = kept
     for one in asked.values():
         values = {method: float(told["right"] or 0) for method, told in one["answers"].items()}
-        base = values.get(board.against, 1.0)
-        one["lost"] = sum(value < base for value in values.values())
-        one["kind"] = LOST if one["lost"] else RIGHT if min(values.values()) >= 1 else BOTH
+        base = values.get(board.against)
+        one["lost"] = 0 if base is None else sum(value < base for value in values.values())
+        wrong = WRONG if base is None else LOST if one["lost"] else BOTH
+        one["kind"] = RIGHT if min(values.values()) >= 1 else wrong
     return list(asked.values())
 
 

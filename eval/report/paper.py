@@ -148,7 +148,7 @@ def stands_on(rows: list[dict], there: dict[tuple, dict], told: list[dict], agai
     low = sorted({task for (task, _), row in there.items() if row["compared"] is False})
     if low:
         said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
-    compared = [row for row in told if row["compared"] is not False and row["method"] != against]
+    compared = [row for row in told if row["differs"] is not None and row["method"] != against]
     marks = [f"* differs from `{against}` ({test(compared)})"] if compared else []
     if any(map(by_rule, told)):
         marks.append("! a rule held more slots than the method's score chose")

@@ -19,7 +19,7 @@ from kvlab.spec import name_of
 
 from ..accuracy.protocols import PROTOCOLS
 from ..accuracy.taskset import AGREEMENT, LOCAL
-from ..core.comparable import PLACES, SIDES, SPEED, WORDS, word
+from ..core.comparable import MACHINE, PLACES, SIDES, SPEED, WORDS, word
 from ..core.errors import Problem
 from ..core.numbers import is_share, shown, spread
 from ..speed.baselines import BASELINES
@@ -242,8 +242,9 @@ def _place(cell: dict) -> tuple:
 
 
 def _as_fast(cell: dict, board: Board) -> bool:
-    """Whether a cell of speed and a board are of one device and dtype."""
-    return all(cell["config"].get(key) == board.cells[0]["config"].get(key) for key in PLACES)
+    """Whether a cell of speed, of the first machine, and a board are of one device and dtype."""
+    mine, theirs = cell["config"], board.cells[0]["config"]
+    return MACHINE not in cell.get("apart", {}) and all(mine.get(key) == theirs.get(key) for key in PLACES)
 
 
 def together(found: list[Board]) -> list[list[Board]]:

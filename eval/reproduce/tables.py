@@ -185,7 +185,7 @@ def calibrated() -> str:
     interval among their formats that lose answers, and what it and ours call safe in that family."""
     found, harm = [], 0.05  # family, upper end, whether it loses so many of the right answers
     for gate in gates().values():
-        name = re.sub("-[0-9a-f]{12}$", "", gate["model"])  # of a converted file's folder
+        name = re.sub("(-[0-9a-f]{12})+$", "", gate["model"])  # older gates name a converted file's folder
         mine = study("answers", lambda row, name=name: Path(row["model"]).stem == name)
         full = {row["task"]: row["value"] for row in mine if row["method"] == "full"}
         lost, asked = Counter(), Counter()

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvlab.measure.host import cores
+from kvlab.measure.host import cores, cpu_model
 
 from .. import PACKAGE
 from ..cluster.options import Pooled
 from ..core import workers
-from ..core.comparable import SPEED
+from ..core.comparable import MACHINE, SPEED
 from ..core.errors import Failed, Problem
 from ..core.measurement import Cell, flag, natural, option
 from ..core.progress import Bar
@@ -116,20 +116,18 @@ class Speed(Pooled):
     def beside_llama(self) -> bool:
         """Whether llama.cpp is timed, too: on this machine's CPU, a model that it reads in fp32 or as narrow
         as ours."""
-        import torch
-
         from kvlab.models import configuration
 
         from . import llama
 
-        here = self.on is None and not (self.device is None and torch.cuda.is_available())
-        on_cpu = here and self.device in (None, "cpu")
+        on_cpu = self.on is None and self.device in (None, "cpu") and not self.on_gpu()
         if not (llama.there() and on_cpu and self.dtype in (None, "float32")):
             return False
         return self.wide or llama.takes(configuration(self.model), self.weights)
 
     def configuration(self, **more) -> dict:
         found = super().configuration(**more)
+        found |= {} if self.on else {MACHINE: f"{cpu_model()}, {cores()} cores"}
         return found | ({"model": WIDE} if self.wide else {})
 
     def work(self, cell: Cell) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import scores_of
+from ..models import blocks_of
 from .reading import Reading
 
 QUERIES = 32  # the last ones, whose scores are examined
@@ -17,7 +18,7 @@ QUERIES = 32  # the last ones, whose scores are examined
 class LayerKeys:
     """One layer. outlier: the largest channel of a KV head, root mean square over tokens, beside the head's
     median channel; `head` and `channel` say which. bias: the largest number in W_k's bias (None: it has none,
-    or none by that name). key, value: root mean square of a channel. sink: attention that the first token
+    or cannot be told). key, value: root mean square of a channel. sink: attention that the first token
     receives from the last one, mean over heads. channels: root mean square `[kv_heads][head_dim]`."""
 
     outlier: float
@@ -41,18 +42,35 @@ class LayerKeys:
 
 def keys_of(reading: Reading) -> list[LayerKeys]:
     """The `LayerKeys` of every layer that attends."""
-    biases = biases_of(reading.model)
-    return [_layer(given, biases.get(index)) for index, given in enumerate(reading.layers)]
+    biases = biases_of(reading)
+    return [_layer(given, bias) for given, bias in zip(reading.layers, biases, strict=True)]
 
 
-def biases_of(model) -> dict[int, float]:
-    """{layer: the largest number of its key projection's bias}, where a projection of its own has one."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        if name.endswith("k_proj.bias"):
-            index = next(int(part) for part in name.split(".") if part.isdecimal())
-            found[index] = float(parameter.detach().abs().max())
-    return found
+@torch.no_grad()
+def biases_of(reading: Reading) -> list[float | None]:
+    """The largest number in the bias of every layer's W_k, whatever it is fused with: that of the first
+    token's key, which no RoPE turns, where the input of every attention module is 0."""
+    called: list = []
+
+    def zeroed(module, args, given):
+        called.append(module)
+        given = {name: x * 0 if name == "hidden_states" else x for name, x in given.items()}
+        return (args[0] * 0, *args[1:]) if args else (), given
+
+    parts = [part for block in blocks_of(reading.model) for part in block.children()]
+    hooks = [
+        part.register_forward_pre_hook(zeroed, with_kwargs=True)
+        for part in parts
+        if "attention" in type(part).__name__.lower()
+    ]
+    try:
+        layers = Reading.of(reading.model, reading.ids[:1, :1]).layers
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not len(called) == len(layers) == len(reading.layers):
+        return [None] * len(reading.layers)
+    return [float(given.keys.abs().max()) or None for given in layers]
 
 
 def _layer(given, bias: float | None) -> LayerKeys:

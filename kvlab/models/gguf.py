@@ -48,15 +48,15 @@ def folder_of(name: str | os.PathLike) -> Path:
         for said in (file, (stat.st_size, stat.st_mtime_ns, code))
     )
     models = scratch.folder("models")
-    home = models / f"{file.stem}-{where}-{made}"
+    home = models / f"{where}-{made}" / file.stem
     if not home.is_dir():
         _checked(file)
         print(f"kvlab: converting {file.name}, once: to {home}", file=sys.stderr, flush=True)
         with scratch.unfinished(models) as work:
-            convert(file, work / "model")
-            scratch.move(work / "model", home)
-        for older in models.glob(f"*-{where}-*"):
-            if older != home:
+            convert(file, work / "model" / file.stem)
+            scratch.move(work / "model", home.parent)
+        for older in models.glob(f"{where}-*"):
+            if older != home.parent:
                 shutil.rmtree(older, ignore_errors=True)
     return home
 

@@ -60,6 +60,15 @@ def test_what_was_lost_comes_first(store):
     assert page.count("Right under full, wrong under another method: 2 documents") == 1
 
 
+def test_nothing_is_lost_where_the_reference_has_no_answers(store):
+    for file in (store.out / "samples").glob("full*"):
+        file.unlink()
+    printed, page, told = write(store)
+    assert "gets right" not in printed and "Right under full" not in page
+    assert {one["kind"] for one in told} == {answers.WRONG, answers.RIGHT}
+    assert "Wrong under a method, and not asked under full: 3 documents" in page
+
+
 def test_the_page_is_whole_and_says_what_was_held(store):
     _, page, _ = write(store)
     assert Page(page).open == [] and "<script" not in page

@@ -6,9 +6,12 @@ import pytest
 import stored
 from stored import reported, store_of
 
+from eval.accuracy.accuracy import Accuracy
 from eval.core.comparable import comparable
 from eval.core.measurement import Cell
+from eval.core.results import Store
 from eval.report import tables
+from eval.studies.measurements import Perplexity
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
 CONFIG |= {"protocol": "question-inside", "task": "ddd"}
@@ -116,6 +119,24 @@ def test_what_is_wanted_now_comes_before_what_is_newest():
     assert apart(kept) == {"full": {"limit": 4}, "int4": {"limit": 4}, "int8": {}} and not lines
     kept, lines = comparable(cells, [Cell("m", "int4", "recall", CONFIG)])
     assert apart(kept) == {"full": {}, "int4": {}, "int8": {"limit": 8}} and not lines
+
+
+def test_times_of_two_machines_are_in_tables_of_their_own():
+    speed = [cell("int8", "speed:model:256", machine="old, 1 cores", made="2025") | {"rows": []}]
+    speed += [cell(task="speed:model:256", machine="new, 2 cores") | {"rows": []}]
+    here, there = tables.boards(comparable([cell(protocol=None), *speed])[0])
+    assert (here.methods, there.methods) == (["full"], ["int8"]) and here.tasks
+    assert there.setting == "machine old, 1 cores"
+
+
+def test_a_cell_says_that_a_gpu_made_it(monkeypatch):
+    names = set()
+    for there in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        asked = Accuracy(methods=("full",), tasks=("recall",), engine="eager"), Perplexity(methods=("full",))
+        asked[0].check()
+        names |= {Store.name(**vars(one)) for measurement in asked for one in measurement.cells()}
+    assert len(names) == 4
 
 
 def test_speed_stands_beside_accuracy_of_the_same_model_only():

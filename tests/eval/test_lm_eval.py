@@ -142,12 +142,15 @@ def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
     rows = [{"goal": f"cool tea {i}", "sol1": "wait", "sol2": "boil it", "label": 0} for i in range(4)]
     (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [*ours, "--tasks", "piqa", "--data", f"piqa={tmp_path / 'piqa.jsonl'}", "--num-fewshot", "2"]
+    words += ["--samples", '{"piqa": [0, 2, 3]}']
     assert main([*words, "--protocol", "context-first", "--log-samples", "whole"]) == 0
     cell = cells(tmp_path)["piqa"]
-    assert cell["metrics"][0]["n"] == 4 and cell["config"]["task"] != ""
-    assert cell["floor"]["n"] == 4 and cell["floor"]["metric"] == "acc"  # full, without the shots
-    for index, one in enumerate(logged(tmp_path, cell)):  # a row is never among its own shots
-        assert one["prompt"].count(f"cool tea {index}\n") == 1
+    assert cell["metrics"][0]["n"] == 3 and cell["config"]["task"] != ""
+    assert cell["floor"]["n"] == 3 and cell["floor"]["metric"] == "acc"  # full, without the shots
+    told = logged(tmp_path, cell)
+    assert [one["doc_id"] for one in told] == [0, 2, 3]
+    for one in told:  # a row is never among its own shots
+        assert one["prompt"].count(f"cool tea {one['doc_id']}\n") == 1
 
 
 def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """lm-eval's own command line, as far as kvlab prepares it: its words, its file, and what is bad in them."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -53,6 +54,29 @@ def test_a_cell_names_the_documents_wherever_they_are(here, where):
             known.cache_clear()
         found.add(taskset.rows_digest("mine", 0, taskset.Sources(include=(str(here),))))
     assert len(found) == 2
+
+
+def test_a_cell_names_what_the_functions_of_a_task_import_and_read(here, monkeypatch):
+    """From the working directory, and from a text beside them."""
+    monkeypatch.syspath_prepend(str(here))
+    (here / "tasks").mkdir()
+    (here / "tasks/mine.yaml").write_text(
+        TASK.replace('"{{facts}} ASK"', "!function utils.asked").replace("rows.jsonl", f"{here}/rows.jsonl")
+    )
+    (here / "tasks/utils.py").write_text(
+        "from pathlib import Path\nfrom helping import words\n\n\ndef asked(row):\n"
+        "    return words(row) + Path(__file__).with_name('asks.txt').read_text()\n"
+    )
+    states, found = [("return row['facts']", "ASK"), ("return 'So: ' + row['facts']", "ASK")], []
+    for body, asks in [*states, ("return row['facts']", "Ask"), states[0]]:
+        (here / "helping.py").write_text(f"def words(row):\n    {body}\n")
+        (here / "tasks/asks.txt").write_text(asks)
+        for known in (taskset._manager, taskset._looked_at, taskset.rows_digest):  # as in another process
+            known.cache_clear()
+        sys.modules.pop("helping", None)
+        shutil.rmtree(here / "__pycache__", ignore_errors=True)
+        found.append(taskset.rows_digest("mine", 0, taskset.Sources(include=(str(here / "tasks"),))))
+    assert len(set(found)) == 3 and found[0] == found[3]
 
 
 @pytest.fixture

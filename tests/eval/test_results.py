@@ -189,6 +189,18 @@ def test_halves_are_merged(halves):
     assert [elsewhere.samples(one) for one in elsewhere.records()] == [[], [ANSWERED], []]
 
 
+def test_samples_are_known_by_the_sum_of_their_own_cell(halves):
+    """Where the first cell's own are gone, and the other's are in another form."""
+    a, b, c = halves
+    for store, answer in ((a, "Otis, a dog"), (b, "Otis")):
+        store.save(cell("full") | {"samples": [ANSWERED | {"answer": answer}]})
+    for file in (a.out / "samples").glob("full*"):
+        file.unlink()
+    merge([a.where, b.where], c, pytest.fail)
+    (full,) = (one for one in c.records() if one["method"] == "full")
+    assert c.samples(full) == [ANSWERED]
+
+
 def test_cells_that_differ_are_refused_with_both_paths(halves):
     a, b, c = halves
     other = cell("full") | {"rows": [{"decode_ms": 1.0}]}

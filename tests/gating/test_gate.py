@@ -25,6 +25,7 @@ from kvlab.gating.reading import Reading
 from kvlab.gating.rules import BREAKS, POINTS, SAFE, SAME, by_answers, verdict_of
 from kvlab.gating.show import OVER
 from kvlab.gating.texts import KINDS, NAMES, Document, document, rows, text
+from kvlab.models import blocks_of, prepare
 
 
 class AddsBos:
@@ -123,6 +124,30 @@ def test_a_document_answers_its_questions(needle):
             assert len(set(names)) == 4 and all(f" {name} sleeps" in made.context for name in names)
             asked = begun.removeprefix("\nQuestion: the ")
             assert f"The {asked} {names[label]} sleeps" in made.context and made.context.count(asked) == 1
+
+
+KEYS = {  # what W_k is part of -> its own part of the bias
+    "k_proj": lambda bias: bias,
+    "c_attn": lambda bias: bias.chunk(3)[1],
+    "query_key_value": lambda bias: bias.view(9, 3, -1)[:, 1],
+}
+
+
+@pytest.mark.parametrize("name", ["Llama", "GLM-4", "OPT", "GPT-2", "GPT-NeoX", "Qwen3", "Gemma 3"])
+def test_the_bias_of_keys_is_told_whatever_it_is_fused_with(name):
+    model = prepare(family(name))
+    drawn = torch.Generator().manual_seed(len(name))
+    expected = []
+    for layer, block in enumerate(blocks_of(model)):
+        parts = {part.rpartition(".")[2]: one for part, one in block.named_modules()}
+        known, keys = next((parts[one], keys) for one, keys in KEYS.items() if one in parts)
+        if known.bias is None:
+            expected.append(None)
+            continue
+        known.bias.data = 40 * torch.rand(known.bias.shape, generator=drawn) + 30 * layer
+        expected.append(float(keys(known.bias.detach()).max()))
+    layers = keys_of(Reading.of(model, torch.randint(2, 90, (2, 12), generator=drawn)))
+    assert [layer.bias for layer in layers] == [pytest.approx(one) if one else None for one in expected]
 
 
 def test_rules():
