@@ -130,10 +130,10 @@ def check_odd(name: str, value) -> None:
 def check_number(name: str, value, within: Callable[[float], bool], expected: str) -> None:
     """ValueError for a parameter that is no number, out of range, or above `MOST` (inf is allowed)."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and MOST < value < math.inf:
-        raise ValueError(f"{name}={shown(value)}: expected {expected}, at most {MOST}")
     if not number or not within(value):
         raise ValueError(f"{name}={shown(value)}: expected {expected}")
+    if MOST < value < math.inf:
+        raise ValueError(f"{name}={shown(value)}: expected {expected}, at most {MOST}")
 
 
 def check_fraction_or_count(name: str, value) -> float | int:

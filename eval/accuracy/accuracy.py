@@ -24,6 +24,7 @@ from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .samples import NONE, SHORT, WHOLE
 
 # How long a task takes beside others on two cores, at most times; what takes longest goes first.
+NOT_KEPT = "its first prompt was not kept: measure again in another --out, with --log-samples whole"
 WORK = {
     "prose": 7.0, "chain": 4.0, "cloze": 3.5, "needle_em": 3.5, "needle": 3.0, "agreement": 2.5,
     "recall": 2.0,
@@ -279,8 +280,9 @@ class Accuracy(Pooled):
         failed = super().run(store, show)
         first = {cell.task: cell for cell in reversed(self.cells())} if self.write_out else {}
         for task, cell in first.items():
-            for line in (store.samples(vars(cell)) or [])[:1]:
-                show.line(f"{task}: {line.get('prompt', line['question'])!r}; right: {line['gold']}")
+            line = next(iter(store.samples(vars(cell))), {})
+            told = f"{line['prompt']!r}; right: {line['gold']}" if "prompt" in line else NOT_KEPT
+            show.line(f"{task}: {told}")
         return failed
 
     def partial(self, job: tuple[str, tuple[str, ...]]) -> Path | None:

@@ -219,11 +219,12 @@ def foretold() -> str:
     that is safe or costs (the area under the ROC curve), and how many of either the gate marks. The undecided
     are of neither."""
     planted = json.loads((ROOT / "docs" / "results" / "gate" / "planted.json").read_text("utf-8"))["rows"]
-    found, with_ = gates(), lambda what: [row for row in planted if what in row]
+    found, with_ = gates(), lambda what: [row for row in planted if what in row and "family" not in row]
     parts = {
         "channels planted in the workshop model, 1 to 300 times as large": with_("times"),
         "a bias of W_k planted in it, 0 to 1,000": with_("bias"),
         "a first token planted in it, whose key is 1 to 1,000 in a channel": with_("sink"),
+        "a bias of W_k in random models of three other families": [x for x in planted if "family" in x],
         ", ".join(found): [
             line | line["cost"] for x in found.values() for line in x["lines"] if line["cost"]
         ],

@@ -7,11 +7,11 @@ sockets, new processes, and all files except Python's own, which it may read. On
 ends with it.
 
 That keeps mistakes of a model from the machine. It is no jail: a program written to break out of Python's
-audit hooks can. So tasks that run programs are opt-in (`unsafe_code` in their YAML), and programs that may be
-malicious belong into a container.
+audit hooks, or to read the secret below by itself, can. So tasks that run programs are opt-in (`unsafe_code`
+in their YAML), and programs that may be malicious belong into a container.
 
-A program passes where its last act is to write a secret, which it is given only when it has come to its end:
-one that leaves early, with whatever exit code, has not passed.
+A program passes where a secret is written behind its end: one that leaves early, with whatever exit code,
+has not passed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAIT = 5
 MEMORY = 2**30  # bytes of address space (macOS does not keep to it)
 
 CHILD = r"""
-import _posixsubprocess, os, resource, sys
+import _posixsubprocess, os, posix, resource, sys
 
 def main():
     told, given = os.write, os.read
@@ -68,12 +68,16 @@ def guard():
             allowed = isinstance(args[0], int) or not args[2] & writes and below(args[0])
         elif event in ("os.listdir", "os.scandir"):
             allowed = below("." if args[0] is None else args[0])
+        elif event == "import":  # once more, as it was
+            allowed = args[0] not in ("_posixsubprocess", "posix")
         else:
             allowed = event.partition(".")[0] not in rooms
         if not allowed:
             refuse()
 
-    _posixsubprocess.fork_exec = refuse  # no event of the audit says that it is called
+    _posixsubprocess.fork_exec = refuse  # no event of the audit says that these are called
+    for module in (os, posix):
+        module.mknod = module.mkfifo = refuse
     sys.addaudithook(hook)
 
 leave = os._exit

@@ -1,10 +1,12 @@
 """A file says what a command line does; lm-eval's spellings of options are ours; a run is one such file."""
 
 import json
+import shutil
 
 import pytest
 
 from eval.accuracy import settings
+from eval.accuracy.accuracy import NOT_KEPT
 from eval.accuracy.samples import gold
 from eval.accuracy.taskset import load
 from eval.command import chosen, keep_earlier, main
@@ -141,6 +143,9 @@ def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys, no_pict
     assert main(["--config", str(tmp_path / "run.json")]) == 0
     assert "1 of 1 accuracy cells are kept" in capsys.readouterr().err
     assert not (tmp_path / "run-1.json").exists()
+    shutil.rmtree(tmp_path / "samples")
+    assert main(words) == 0
+    assert f"recall: {NOT_KEPT}" in capsys.readouterr().err
 
 
 def test_the_run_json_of_another_run_is_kept(tmp_path):

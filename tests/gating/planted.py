@@ -1,4 +1,5 @@
-"""Key channels that are larger and larger, in a model whose answers stay the same, a bias of W_k, and a sink.
+"""Key channels that are larger and larger, in a model whose answers stay the same, a bias of W_k, and a sink;
+the bias in random models of other families, too.
 
 `PYTHONPATH=tests python -m gating.planted` writes what every format then costs, for docs/gate.md.
 """
@@ -9,19 +10,22 @@ from pathlib import Path
 
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 import kvlab
 from kvlab.gating import gate
 from kvlab.gating.gate import FORMATS
 from kvlab.gating.rules import DECODED, PIECES, PROMPT
 from kvlab.gating.texts import rows
+from kvlab.models.shrunk import random_model
 
 STORED = Path(__file__).parents[2] / "docs" / "results" / "gate" / "planted.json"
 TIMES = (1, 3, 10, 30, 100, 300)
 BIASES = (0, 3, 10, 30, 100, 300, 1000)
 SINKS = (1, 3, 10, 30, 100, 300, 1000)
 NATS = 4.0  # that a sink's scores gain
+RANDOM = ("gpt_neox", "phi", "starcoder2")  # W_k is in one projection with W_q and W_v; is alone; has two heads
+LOUD = 4.0  # times as large logits as random weights give: their next tokens are about as sure as a model's
 NOT_SHARED = ("model_type", "architectures", "attention_bias", "mlp_bias", "transformers_version")
 
 
@@ -49,6 +53,22 @@ def biased(model, bias: float):
             for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
                 part.bias.zero_()
             layer.self_attn.k_proj.bias.view(-1, model.config.head_dim)[:, -1] = bias
+    return made
+
+
+@torch.no_grad()
+def random(family: str, bias: float, vocabulary: int):
+    """A random model of a family, whose W_k has this bias in the last channel of every head."""
+    sizes = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes |= {"vocab_size": vocabulary, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 0}
+    sizes |= {"num_key_value_heads": 2} if family == "starcoder2" else {}
+    made = random_model(AutoConfig.for_model(family, **sizes, tie_word_embeddings=False), len(family))
+    made.get_output_embeddings().weight.mul_(LOUD)
+    for name, parameter in made.named_parameters():
+        if name.endswith("k_proj.bias"):
+            parameter.view(-1, 24)[:, -1] = bias
+        elif name.endswith("query_key_value.bias"):
+            parameter.view(4, 3, 24)[:, 1, -1] = bias
     return made
 
 
@@ -81,7 +101,13 @@ def main() -> None:
     ids = rows(begins, PROMPT + DECODED, PIECES)
     found, models = [], [({"times": times}, planted(model, times)) for times in TIMES]
     models += [({"bias": bias}, biased(model, bias)) for bias in BIASES]
-    for what, one in models + [({"sink": size}, sunk(model, ids, size)) for size in SINKS]:
+    models += [({"sink": size}, sunk(model, ids, size)) for size in SINKS]
+    models += [
+        ({"family": family, "bias": bias}, random(family, bias, len(tokenizer)))
+        for family in RANDOM
+        for bias in BIASES
+    ]
+    for what, one in models:
         judged = gate(one, begins if "sink" in what else tokenizer, FORMATS, minutes=60)
         largest = max(layer.outlier for layer in judged.layers)
         found += [
