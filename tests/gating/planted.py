@@ -24,7 +24,7 @@ TIMES = (1, 3, 10, 30, 100, 300)
 BIASES = (0, 3, 10, 30, 100, 300, 1000)
 SINKS = (1, 3, 10, 30, 100, 300, 1000)
 NATS = 4.0  # that a sink's scores gain
-RANDOM = ("gpt_neox", "phi", "starcoder2")  # W_k is in one projection with W_q and W_v; is alone; has two heads
+RANDOM = ("gpt_neox", "phi", "starcoder2")  # W_k is one with W_q and W_v; is alone; has two heads for four
 LOUD = 4.0  # times as large logits as random weights give: their next tokens are about as sure as a model's
 NOT_SHARED = ("model_type", "architectures", "attention_bias", "mlp_bias", "transformers_version")
 
