@@ -110,8 +110,7 @@ def _source(one) -> bytes:
 def imported(first: Path, package: str = "") -> set[Path]:
     """The user's own files that a Python file imports, and those that they import: none of the standard
     library, and of installed packages those of its own. package: the one that the file is in."""
-    found: set[Path] = set()
-    waiting = [(first, package)]
+    found, waiting = {first}, [(first, package)]
     while waiting:
         file, within = waiting.pop()
         tree = ast.parse(file.read_text("utf-8"))
@@ -120,17 +119,26 @@ def imported(first: Path, package: str = "") -> set[Path]:
             if top != package.partition(".")[0] and not _users(_spec(top)):
                 continue
             spec = _spec(name)
-            if spec and spec.has_location and spec.origin.endswith(".py") and Path(spec.origin) not in found:
-                found.add(Path(spec.origin))
-                waiting.append((Path(spec.origin), spec.parent))
+            path = Path(spec.origin) if spec and spec.has_location else first
+            if path.suffix == ".py" and path not in found and _parses(path):
+                found.add(path)
+                waiting.append((path, spec.parent))
     return found - {first}
+
+
+def _parses(file: Path) -> bool:
+    """Whether a file is Python: one that is not may be imported, and caught."""
+    try:
+        return bool(ast.parse(file.read_text("utf-8")))
+    except (OSError, SyntaxError, ValueError):
+        return False
 
 
 def _spec(name: str):
     """Where Python would import a name from; None where it cannot."""
     try:
         return find_spec(name)
-    except (ImportError, ValueError, AttributeError):  # no module, or one that was made in memory
+    except Exception:  # no module, one that was made in memory, or its package fails
         return None
 
 
