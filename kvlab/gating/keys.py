@@ -54,8 +54,9 @@ def biases_of(reading: Reading) -> list[float | None]:
 
     def zeroed(module, args, given):
         called.append(module)
-        given = {name: x * 0 if name == "hidden_states" else x for name, x in given.items()}
-        return (args[0] * 0, *args[1:]) if args else (), given
+        zero = torch.zeros_like
+        given = {name: zero(x) if name == "hidden_states" else x for name, x in given.items()}
+        return (zero(args[0]), *args[1:]) if args else (), given
 
     parts = [part for block in blocks_of(reading.model) for part in block.children()]
     hooks = [
