@@ -311,17 +311,22 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
 @cache
 def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> str:
     """The digest of the files behind a task's numbers, of the documents that it reads where these are in no
-    file that is named, and of what its own functions make of them."""
-    found, named = files(name, sources), {AGREEMENT, *local_names(), *(task for task, _ in sources.data)}
-    if name in named:
+    file that is named, and of what code of its own makes of them."""
+    from lm_eval.api.task import ConfigurableTask
+
+    found = files(name, sources)
+    if name in {AGREEMENT, *local_names()}:
         return digest(found)
-    task = _looked_at(name, sources)[name]
-    documents = [*task.eval_docs]
-    if found and (task.get_config("num_fewshot") if num_fewshot is None else num_fewshot):
+    task, named = _looked_at(name, sources)[name], name in dict(sources.data)
+    documents = [] if named else [*task.eval_docs]
+    if found and not named and (task.get_config("num_fewshot") if num_fewshot is None else num_fewshot):
         documents += task.fewshot_docs()
-    made = [getattr(task, part) for part in data.ASKED if callable(task.get_config(part))]
-    with contextlib.suppress(Exception):  # whatever a task's functions raise, they raise when it is asked
+    with contextlib.suppress(Exception):  # whatever a task's own code raises, it raises when it is asked
+        own = type(task) is not ConfigurableTask
+        made = [getattr(task, part) for part in data.ASKED if own or callable(task.get_config(part))]
         documents += [part(one) for one in task.eval_docs for part in made]
+    if named and not documents:
+        return digest(found)
     text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
     files_too = digest(found) if found else ""
     return hashlib.sha256((files_too + text).encode()).hexdigest()[:DIGITS]

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +24,7 @@ LARGE = 64 * 2**20  # bytes of a file up to which its own bytes are digested, be
 MAKES = ("accuracy", "speed", "studies", "tasks")  # the harness's code that makes numbers; all of kvlab does
 
 
-def syntax(source: str) -> bytes:
+def syntax(source: str | bytes) -> bytes:
     """A piece of code without comments and docstrings, which change no number."""
     parsed = ast.parse(source)
     for node in ast.walk(parsed):
@@ -45,7 +46,7 @@ def digest(paths: Iterable[Path | str]) -> str:
             continue
         total.update(path.name.encode())
         if path.suffix == ".py":
-            total.update(syntax(path.read_text(encoding="utf-8")))
+            total.update(syntax(path.read_bytes()))
         elif path.stat().st_size <= LARGE:
             total.update(path.read_bytes())
         else:
@@ -69,7 +70,7 @@ def method_digest(spec) -> str | None:
     modules = {sys.modules.get(kind.__module__) for kind in named}
     files = {file for one in modules if (path := getattr(one, "__file__", None))
              for file in imported(Path(path), one.__package__ or "")}  # fmt: skip
-    parts = [*map(_source, named), *(syntax(file.read_text("utf-8")) for file in sorted(files))]
+    parts = [*map(_source, named), *(syntax(file.read_bytes()) for file in sorted(files))]
     if "profile" in spec.parameters:
         parts.append(digest([spec.parameters["profile"]]).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12] if parts else None
@@ -113,7 +114,7 @@ def imported(first: Path, package: str = "") -> set[Path]:
     found, waiting = {first}, [(first, package)]
     while waiting:
         file, within = waiting.pop()
-        tree = ast.parse(file.read_text("utf-8"))
+        tree = ast.parse(file.read_bytes())
         for name in _names_imported(tree, tuple(filter(None, within.split(".")))):
             top = name.partition(".")[0]
             if top != package.partition(".")[0] and not _users(_spec(top)):
@@ -129,17 +130,22 @@ def imported(first: Path, package: str = "") -> set[Path]:
 def _parses(file: Path) -> bool:
     """Whether a file is Python: one that is not may be imported, and caught."""
     try:
-        return bool(ast.parse(file.read_text("utf-8")))
+        return bool(ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError):
         return False
 
 
 def _spec(name: str):
-    """Where Python would import a name from; None where it cannot."""
+    """Where Python would import a name from, found without running its packages; None where it cannot."""
+    top, *parts = name.split(".")
     try:
-        return find_spec(name)
-    except Exception:  # no module, one that was made in memory, or its package fails
+        spec, upto = find_spec(top), top
+        for part in parts:
+            upto, inside = f"{upto}.{part}", spec and spec.submodule_search_locations
+            spec = PathFinder.find_spec(upto, inside) if inside else None
+    except (ImportError, ValueError, AttributeError):  # of one that was made in memory
         return None
+    return spec
 
 
 def _users(spec) -> bool:

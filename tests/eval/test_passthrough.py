@@ -67,9 +67,11 @@ def test_a_cell_names_what_the_functions_of_a_task_import_and_read(here, monkeyp
         "from pathlib import Path\nfrom helping import words\n\n\ndef asked(row):\n"
         "    return words(row) + Path(__file__).with_name('asks.txt').read_text()\n"
     )
+    (here / "broken").mkdir()
+    (here / "broken/__init__.py").write_text("raise RuntimeError('it must not run')\n")
     states, found = [("return row['facts']", "ASK"), ("return 'So: ' + row['facts']", "ASK")], []
     for body, asks in [*states, ("return row['facts']", "Ask"), states[0]]:
-        (here / "helping.py").write_text(f"def words(row):\n    {body}\n")
+        (here / "helping.py").write_text(f"\ufeffdef words(row):\n    {body}\n    import broken.inner\n")
         (here / "tasks/asks.txt").write_text(asks)
         for known in (taskset._manager, taskset._looked_at, taskset.rows_digest):  # as in another process
             known.cache_clear()
