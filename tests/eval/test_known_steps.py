@@ -65,45 +65,18 @@ def test_of_every_method_a_pass_is_its_steps(method):
                 assert torch.allclose(*logits, atol=1e-4), (spec, held)
 
 
-def scored(method, kind, monkeypatch, at_once):
-    if not at_once:
-        monkeypatch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
-    model = tiny("llama", dtype=torch.float64)  # in which passes of two shapes round to the same codes
-    torch.manual_seed(0)
-    scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 8, 100, evict="once")
-    prompts = [torch.randint(0, 96, (n,)).tolist() for n in (12, 14, 20)]
-    if kind == "choices":
-        choices = [[torch.randint(0, 96, (5,)).tolist() for _ in range(3)] for _ in prompts]
-        found = continuations(scorer, list(zip(prompts, choices, strict=True)))[method]
-        answers = [answer for group in found for answer in group]
-    else:
-        answers = windows(scorer, [(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
-    monkeypatch.undo()
-    meter = scorer.meters[method]
-    return answers, meter.means() | {"scored": meter.scored or 0.0}
-
-
 CASES = [(method, "choices") for method in [*AT_ONCE, HELD]] + [(method, "windows") for method in AT_ONCE]
 
 
 @pytest.mark.parametrize("method, kind", CASES)
 def test_scores_and_bytes_are_those_of_single_steps(method, kind, monkeypatch):
-    once, bytes_once = scored(method, kind, monkeypatch, True)
-    steps, bytes_of_steps = scored(method, kind, monkeypatch, False)
-    for (one, greedy), (other, also) in zip(once, steps, strict=True):
-        assert one == pytest.approx(other, abs=1e-4) and greedy == also
-    assert bytes_once == pytest.approx(bytes_of_steps, rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["choices", "windows"])
-@pytest.mark.parametrize("method", ["full", "int8", "snapkv:budget=6,window=2"])
-def test_rows_that_leave_change_nothing(method, kind, monkeypatch):
-    """Answers, or windows, of many lengths: the scores are those of single steps, and the bytes those of
-    passes that every row stays in."""
+    """Answers, or windows, of many lengths, whose rows leave when they have ended or stay in every pass; and
+    bytes where all are of one length, since a step may count rows that have ended. In fp64 passes of other
+    shapes round to the same codes."""
     model = tiny("llama", dtype=torch.float64)
-    texts = [torch.randint(0, 96, (n,)).tolist() for n in (9, 13, 30, 40)]
 
-    def scored_so(cost: int, at_once: bool = True):
+    def scored(cost: int, at_once: bool = True, lengths=(9, 13, 30, 40), ends=(1, 2, 5, 17)):
+        texts = [torch.randint(0, 96, (n,), generator=torch.manual_seed(n)).tolist() for n in lengths]
         scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 16, 100, evict="once")
         with monkeypatch.context() as patch:
             patch.setattr("eval.accuracy.batching.PASS", cost)
@@ -112,19 +85,22 @@ def test_rows_that_leave_change_nothing(method, kind, monkeypatch):
                 patch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
             rows = counting(model, patch)
             if kind == "choices":
-                groups = [(ids, [list(range(n)) for n in (1, 2, 5, 17)]) for ids in texts]
+                groups = [(ids, [[*range(at, at + n)] for at, n in enumerate(ends)]) for ids in texts]
                 answers = [one for group in continuations(scorer, groups)[method] for one in group]
             else:
                 answers = windows(scorer, [(ids, [*ids[5:], 7]) for ids in texts], 0.5)[method]
-        return answers, scorer.meters[method].means(), rows
+        meter = scorer.meters[method]
+        return answers, meter.means() | {"scored": meter.scored or 0.0}, rows
 
     (leave, weighed, fewer), (stay, expected, alike), (single, _, _) = (
-        scored_so(0), scored_so(10**9), scored_so(0, at_once=False)
+        scored(0), scored(10**9), scored(0, at_once=False)
     )  # fmt: skip
     for one, same, other in zip(leave, stay, single, strict=True):
         assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
         assert one[0] == pytest.approx(same[0], abs=1e-4) and one[1] == same[1]
     assert weighed == pytest.approx(expected, rel=1e-6)
+    alone, together = (scored(0, way, (12, 12), (6, 6, 6))[1] for way in (False, True))
+    assert together == pytest.approx(alone, rel=1e-6)
     assert len(fewer) > len(alike) and fewer[-1] < alike[-1], "rows left"
 
 
