@@ -48,8 +48,11 @@ def keys_of(reading: Reading) -> list[LayerKeys]:
 
 @torch.no_grad()
 def biases_of(reading: Reading) -> list[float | None]:
-    """The largest number in the bias of every layer's W_k, whatever it is fused with: that of the first
-    token's key, which no RoPE turns, where the input of every attention module is 0."""
+    """The largest number in the bias of every layer's W_k. Where it has no name of its own, that of the first
+    token's key, which no RoPE turns, with an input of 0 to every attention module."""
+    named = [one for name, one in reading.model.named_parameters() if name.endswith("k_proj.bias")]
+    if len(named) == len(reading.layers):
+        return [float(one.abs().max()) for one in named]
     called: list = []
 
     def zeroed(module, args, given):
@@ -69,7 +72,7 @@ def biases_of(reading: Reading) -> list[float | None]:
     finally:
         for hook in hooks:
             hook.remove()
-    if not len(called) == len(layers) == len(reading.layers):
+    if named or not len(called) == len(layers) == len(reading.layers):
         return [None] * len(reading.layers)
     return [float(given.keys.abs().max()) or None for given in layers]
 

@@ -133,7 +133,7 @@ KEYS = {  # what W_k is part of -> its own part of the bias
 }
 
 
-@pytest.mark.parametrize("name", ["Llama", "GLM-4", "OPT", "GPT-2", "GPT-NeoX", "Qwen3", "Gemma 3"])
+@pytest.mark.parametrize("name", ["Llama", "Phi", "gpt-oss", "OPT", "GPT-2", "GPT-NeoX", "Qwen3", "Gemma 3"])
 def test_the_bias_of_keys_is_told_whatever_it_is_fused_with(name):
     model = prepare(family(name))
     drawn = torch.Generator().manual_seed(len(name))
