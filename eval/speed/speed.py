@@ -126,8 +126,13 @@ class Speed(Pooled):
         return self.wide or llama.takes(configuration(self.model), self.weights)
 
     def configuration(self, **more) -> dict:
+        import torch
+
         found = super().configuration(**more)
-        found |= {} if self.on else {MACHINE: f"{cpu_model()}, {cores()} cores"}
+        if self.on is None:
+            found[MACHINE] = f"{cpu_model()}, {cores()} cores"
+            if self.on_gpu():
+                found[MACHINE] += f", {torch.cuda.get_device_name(self.device or 'cuda')}"
         return found | ({"model": WIDE} if self.wide else {})
 
     def work(self, cell: Cell) -> float:

@@ -34,26 +34,27 @@ CONTROL, USER_DEFINED = 3, 4  # of `tokenizer.ggml.token_type`: taken whole in a
 AS_GPT2 = ("gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
-def folder_of(name: str | os.PathLike) -> Path:
+def folder_of(given: str | os.PathLike) -> Path:
     """The folder that a GGUF file is converted to, in the user's cache folder; made at the first call for a
     file of this path, size and time by the code that is here, in place of those made of this path before.
     ValueError where there is no such file, or it cannot be converted."""
-    file = Path(name).expanduser().resolve()
+    file = Path(given).expanduser().resolve()
     if not file.is_file():
-        raise ValueError(f"there is no file {str(name)!r}")
+        raise ValueError(f"there is no file {str(given)!r}")
     stat = file.stat()
     code = [sha256(Path(part)) for part in CODE]
     where, made = (
-        hashlib.sha256(str(said).encode()).hexdigest()[:12]
-        for said in (file, (stat.st_size, stat.st_mtime_ns, code))
+        hashlib.sha256(said).hexdigest()[:12]
+        for said in (os.fsencode(file), f"{stat.st_size} {stat.st_mtime_ns} {code}".encode())
     )
     models = scratch.folder("models")
-    home = models / f"{where}-{made}" / file.stem
+    name = file.stem.strip(".").encode(errors="replace").decode() or "model"
+    home = models / f"{where}-{made}" / name
     if not home.is_dir():
         _checked(file)
         print(f"kvlab: converting {file.name}, once: to {home}", file=sys.stderr, flush=True)
         with scratch.unfinished(models) as work:
-            convert(file, work / "model" / file.stem)
+            convert(file, work / "model" / name)
             scratch.move(work / "model", home.parent)
         for older in models.glob(f"{where}-*"):
             if older != home.parent:

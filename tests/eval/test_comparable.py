@@ -11,6 +11,7 @@ from eval.core.comparable import comparable
 from eval.core.measurement import Cell
 from eval.core.results import Store
 from eval.report import tables
+from eval.speed.speed import Speed
 from eval.studies.measurements import Perplexity
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
@@ -137,6 +138,13 @@ def test_a_cell_says_that_a_gpu_made_it(monkeypatch):
         asked[0].check()
         names |= {Store.name(**vars(one)) for measurement in asked for one in measurement.cells()}
     assert len(names) == 4
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    for gpu in ("one", "another"):
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device, gpu=gpu: gpu)
+        timed = Speed(methods=("full",), device="cuda")
+        timed.check()
+        names |= {Store.name(**vars(one)) for one in timed.cells()[:1]}
+    assert len(names) == 6
 
 
 def test_speed_stands_beside_accuracy_of_the_same_model_only():

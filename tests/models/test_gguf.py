@@ -143,6 +143,13 @@ def test_a_file_may_say_how_its_tensors_are_aligned(tmp_path, alignment):
     assert torch.equal(model.model.embed_tokens.weight, expected.model.embed_tokens.weight)
 
 
+@pytest.mark.parametrize("name", ["..gguf", "...gguf", "a b\udcff.gguf"])
+def test_a_file_may_have_any_name(tmp_path, folder, name):
+    expected, _ = made.write(tmp_path / name)
+    model, _ = kvlab.load(tmp_path / name, device="cpu")
+    assert torch.equal(model.model.embed_tokens.weight, expected.model.embed_tokens.weight)
+
+
 def test_a_file_is_converted_once_and_again_when_it_or_the_code_changes(tmp_path, monkeypatch, folder):
     """And what was made of it before goes: such a folder takes four bytes per weight."""
     made.write(tmp_path / "y.gguf")
