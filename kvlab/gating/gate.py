@@ -141,6 +141,7 @@ def gate(
     name = next((one for one, folder in EMBEDDED.items() if folder == path), path.name)
     full = room.bytes(parse("full"))
     found = Gate(name, keys_of(reading), room.context, users, full, room.memory, full_fits=room.fits(full))
+    sizes = {spec.text: _size(spec, room) for spec in specs}  # before anything that Ctrl-C may end
     whole = {spec.text: spec for spec in specs if not chooses(spec)}
     keeps = [spec for spec in specs if chooses(spec)]
     stores = {spec.text: store for spec in keeps if (store := rounding(spec)) is not None}
@@ -156,17 +157,17 @@ def gate(
             _keeps(found, model, tokenizer, keeps, judged, ends, say)
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
-    found.lines = [_sized(line, room) for line in found.lines]
+    found.lines = [replace(line, **sizes[line.method]) for line in found.lines]
     return found
 
 
-def _sized(line: Line, room: Room) -> Line:
-    """With its bytes; a method that the bill refuses on these layers has none."""
+def _size(spec, room: Room) -> dict:
+    """A line's bytes; a method that the bill refuses on these layers has none."""
     try:
-        size = room.bytes(parse(line.method))
+        size = room.bytes(spec)
     except ValueError:
-        return line
-    return replace(line, bytes=size, fits=room.fits(size))
+        return {}
+    return {"bytes": size, "fits": room.fits(size)}
 
 
 def chooses(spec) -> bool:
