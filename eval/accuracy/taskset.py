@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import random
 from collections import Counter
@@ -311,9 +312,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
 @cache
 def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> str:
     """The digest of the files behind a task's numbers, of the documents that it reads where these are in no
-    file that is named, and of what code of its own makes of them."""
-    from lm_eval.api.task import ConfigurableTask
-
+    file that is named, and of what a user's own code makes of them."""
     found = files(name, sources)
     if name in {AGREEMENT, *local_names()}:
         return digest(found)
@@ -321,15 +320,29 @@ def rows_digest(name: str, num_fewshot: int | None, sources: Sources = NONE) -> 
     documents = [] if named else [*task.eval_docs]
     if found and not named and (task.get_config("num_fewshot") if num_fewshot is None else num_fewshot):
         documents += task.fewshot_docs()
-    with contextlib.suppress(Exception):  # whatever a task's own code raises, it raises when it is asked
-        own = type(task) is not ConfigurableTask
-        made = [getattr(task, part) for part in data.ASKED if own or callable(task.get_config(part))]
-        documents += [part(one) for one in task.eval_docs for part in made]
+    documents += made_by_own_code(name, task, sources)
     if named and not documents:
         return digest(found)
     text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
     files_too = digest(found) if found else ""
     return hashlib.sha256((files_too + text).encode()).hexdigest()[:DIGITS]
+
+
+def made_by_own_code(name: str, task, sources: Sources) -> list:
+    """What functions of a user's own YAML, or its class, make of each document; nothing of a task of
+    lm-eval's. What they raise, they raise when the task is asked."""
+    from lm_eval.api.task import ConfigurableTask
+
+    if name not in _manager(False, sources).task_index:
+        return []
+    own, made = type(task) is not ConfigurableTask, []
+    parts = data.ASKED if task.OUTPUT_TYPE == "multiple_choice" else data.ASKED[:2]
+    parts = [getattr(task, part) for part in parts if own or callable(task.get_config(part))]
+    with seeded():
+        for part, document in itertools.product(parts, task.eval_docs if parts else ()):
+            with contextlib.suppress(Exception):
+                made.append(part(document))
+    return made
 
 
 def stories() -> list[str]:

@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -56,9 +55,9 @@ def folder_of(given: str | os.PathLike) -> Path:
         with scratch.unfinished(models) as work:
             convert(file, work / "model" / name)
             scratch.move(work / "model", home.parent)
-        for older in models.glob(f"{where}-*"):
-            if older != home.parent:
-                shutil.rmtree(older, ignore_errors=True)
+            for older in {*models.glob(f"{where}-*")} - {home.parent}:
+                with contextlib.suppress(OSError):  # read by somebody, on Windows
+                    older.rename(work / older.name)  # which goes, now or with the next one
     return home
 
 

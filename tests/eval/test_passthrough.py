@@ -81,6 +81,41 @@ def test_a_cell_names_what_the_functions_of_a_task_import_and_read(here, monkeyp
     assert len(set(found)) == 3 and found[0] == found[3]
 
 
+OWN = """
+import random
+from pathlib import Path
+from lm_eval.api.task import ConfigurableTask
+
+
+class Mine(ConfigurableTask):
+    def __init__(self, config=None, **more):
+        super().__init__(config={name: one for name, one in config.items() if name != "class"})
+
+    def doc_to_text(self, row, doc_to_text=None):
+        if row["label"]:
+            raise RuntimeError("this row alone")
+        return Path(__file__).with_name("asks.txt").read_text() + str(random.random())
+"""
+
+
+def test_a_cell_names_what_the_class_of_a_task_makes(here):
+    """Which may draw, and fail at a row that nobody asks for."""
+    asked = TASK.replace("multiple_choice", "generate_until").replace("doc_to_choice: choices\n", "")
+    asked = asked.replace("rows.jsonl", f"{here}/rows.jsonl").replace("acc}", "exact_match}")
+    (here / "tasks").mkdir()
+    (here / "tasks/mine.yaml").write_text(asked + "class: !function own.Mine\n")
+    (here / "tasks/own.py").write_text(OWN)
+    rows = [{"facts": "So.", "label": label} for label in (0, 1, 0)]
+    (here / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = []
+    for text in ("one", "other", "one"):
+        (here / "tasks/asks.txt").write_text(text)
+        for known in (taskset._manager, taskset._looked_at, taskset.rows_digest):
+            known.cache_clear()
+        found.append(taskset.rows_digest("mine", 0, taskset.Sources(include=(str(here / "tasks"),))))
+    assert found[0] == found[2] != found[1]
+
+
 @pytest.fixture
 def prepared(monkeypatch):
     """What a command line becomes before lm-eval executes it."""
