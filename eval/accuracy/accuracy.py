@@ -23,8 +23,8 @@ from . import boundaries, data, kept, settings, taskset, yamls
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .samples import NONE, SHORT, WHOLE
 
-# How long a task takes beside others on two cores, at most times; what takes longest goes first.
 NOT_KEPT = "its first prompt was not kept: measure again in another --out, with --log-samples whole"
+# How long a task takes beside others on two cores, at most times; what takes longest goes first.
 WORK = {
     "prose": 7.0, "chain": 4.0, "cloze": 3.5, "needle_em": 3.5, "needle": 3.0, "agreement": 2.5,
     "recall": 2.0,

@@ -111,7 +111,7 @@ def _source(one) -> bytes:
 def imported(first: Path, package: str = "") -> set[Path]:
     """The user's own files that a Python file imports, and those that they import: none of the standard
     library, and of installed packages those of its own. package: the one that the file is in."""
-    found, waiting = {first}, [(first, package)]
+    found, waiting = {first}, [(first, package)] if _parses(first) else []
     while waiting:
         file, within = waiting.pop()
         tree = ast.parse(file.read_bytes())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.core import digests
-from eval.core.digests import HARNESS, MAKES, ROOT, code_digest, method_digest
+from eval.core.digests import HARNESS, MAKES, ROOT, code_digest, imported, method_digest
 from kvlab.spec import parse
 
 OWN = '''"""A keep of one's own."""
@@ -109,6 +109,12 @@ def test_a_class_stands_on_what_its_module_imports_from_beside_it(tmp_path, monk
         assert before != method_digest(parse(f"{module}.Mine"))
     for name in ("flat", "helper", "other", "package", "package.inner", "package.helper", "package.other"):
         sys.modules.pop(name, None)
+
+
+def test_of_what_is_no_file_of_python_nothing_is_imported(tmp_path):
+    for name, content in (("a.so", b"\0\1"), ("b.py", b"def ("), ("c.py", b"# coding: nothing\nimport os\n")):
+        (tmp_path / name).write_bytes(content)
+        assert imported(tmp_path / name) == set()
 
 
 def test_a_method_stands_on_its_profile(tmp_path):
