@@ -11,8 +11,8 @@ CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
 LABEL = "channels of keys, a line for each KV head, darker the larger beside the median channel of the head"
 LLAMA = (
-    "llama.cpp reads the prompt through the rounded cache as well, and rounds queries: on Qwen2.5-Coder-0.5B "
-    "its q8_0 and q5_0 cost about three times the nats of the same blocks here (docs/ledger.md)"
+    "llama.cpp reads the prompt through the rounded cache as well, and rounds queries: its q8_0 cost 3 times "
+    "the nats of the same blocks here on Qwen2.5-Coder-0.5B, and 17 times on Gemma 3 270M (docs/ledger.md)"
 )
 OVER = "the time was over"  # why a method has no verdict
 HEAD = ("method", "verdict", "holds", "of full", "scores move", "same token", "why")
