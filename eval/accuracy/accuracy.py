@@ -279,6 +279,7 @@ class Accuracy(Pooled):
             self.log_samples = WHOLE
         failed = super().run(store, show)
         first = {cell.task: cell for cell in reversed(self.cells())} if self.write_out else {}
+        first.pop(taskset.AGREEMENT, None)
         for task, cell in first.items():
             line = next(iter(store.samples(vars(cell))), {})
             told = f"{line['prompt']!r}; right: {line['gold']}" if "prompt" in line else NOT_KEPT

@@ -115,7 +115,8 @@ def imported(first: Path, package: str = "") -> set[Path]:
     while waiting:
         file, within = waiting.pop()
         tree = ast.parse(file.read_bytes())
-        for name in _names_imported(tree, tuple(filter(None, within.split(".")))):
+        names = _names_imported(tree, tuple(filter(None, within.split("."))))
+        for name in {".".join(parts) for one in names for parts in _beginnings(one.split("."))}:
             top = name.partition(".")[0]
             if top != package.partition(".")[0] and not _users(_spec(top)):
                 continue
@@ -125,6 +126,11 @@ def imported(first: Path, package: str = "") -> set[Path]:
                 found.add(path)
                 waiting.append((path, spec.parent))
     return found - {first}
+
+
+def _beginnings(parts: list[str]) -> list[list[str]]:
+    """Of a name's parts: an import runs the packages around a module, too."""
+    return [parts[:end] for end in range(1, len(parts) + 1)]
 
 
 def _parses(file: Path) -> bool:

@@ -186,11 +186,12 @@ class OnModel(Measurement):
         """A cell's `config`: digests of the model, of the code, and of what a method uses that is not
         kvlab's; the settings that all share, and `more`."""
         device = self.device and self.device.partition(":")[0].partition(",")[0]
+        here = getattr(self, "on", None) is None  # or a node of a cluster says where it computes
         return {
             "model": model_digest(self.model),
             "code": code_digest(),
             "method": method,
-            "device": "cuda" if device is None and self.on_gpu() else device,
+            "device": "cuda" if device is None and here and self.on_gpu() else device,
             "dtype": self.dtype,
             "limit": self.limit,
             **more,

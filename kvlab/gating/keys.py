@@ -49,7 +49,8 @@ def keys_of(reading: Reading) -> list[LayerKeys]:
 @torch.no_grad()
 def biases_of(reading: Reading) -> list[float | None]:
     """The largest number in the bias of every layer's W_k. Where it has no name of its own, that of the first
-    token's key, which no RoPE turns, with an input of 0 to every attention module."""
+    token's key, which no RoPE turns, with an input of 0 to every attention module, if it is one of the
+    module's biases: a norm or a factor may be behind them."""
     named = [one for name, one in reading.model.named_parameters() if name.endswith("k_proj.bias")]
     if len(named) == len(reading.layers):
         return [float(one.abs().max()) for one in named]
@@ -74,7 +75,13 @@ def biases_of(reading: Reading) -> list[float | None]:
             hook.remove()
     if named or not len(called) == len(layers) == len(reading.layers):
         return [None] * len(reading.layers)
-    return [float(given.keys.abs().max()) or None for given in layers]
+    found: list[float | None] = []
+    for module, given in zip(called, layers, strict=True):
+        largest = given.keys.abs().max()
+        biases = [one.abs() for name, one in module.named_parameters() if name.endswith("bias")]
+        own = any(one.isclose(largest, rtol=1e-3).any() for one in biases)
+        found.append(float(largest) if own else None)
+    return found
 
 
 def _layer(given, bias: float | None) -> LayerKeys:

@@ -140,6 +140,12 @@ def test_a_full_disk_under_standard_output():
 # other people's files
 
 
+def test_a_terminal_of_unknown_width_has_tables():
+    """Which some programs that run others say: COLUMNS=0."""
+    said = python("-m", "kvlab", "methods", cwd=ROOT, COLUMNS="0")
+    assert said.returncode == 0 and "snapkv" in said.stdout
+
+
 def test_no_home_and_a_working_directory_full_of_our_names(quick, tmp_path):
     """A real run with a worker: folders named kvlab, course and eval, and nowhere to write caches."""
     here = tmp_path / "here"

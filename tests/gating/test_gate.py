@@ -150,6 +150,18 @@ def test_the_bias_of_keys_is_told_whatever_it_is_fused_with(name):
     assert [layer.bias for layer in layers] == [pytest.approx(one) if one else None for one in expected]
 
 
+def test_what_is_behind_the_bias_of_keys_is_not_told_as_it():
+    """YaRN has a factor for keys, at the first token, too."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    yarn |= {"original_max_position_embeddings": 32}
+    model = prepare(family("GPT-NeoX", rope_parameters=yarn))
+    for name, one in model.named_parameters():
+        if name.endswith("query_key_value.bias"):
+            one.data = 40 * torch.rand(one.shape, generator=torch.Generator().manual_seed(1))
+    layers = keys_of(Reading.of(model, torch.arange(2, 14)[None]))
+    assert [layer.bias for layer in layers] == [None, None]
+
+
 def test_rules():
     cost = lambda low, high: Cost((low + high) / 2, low, high, 1.0, 0.0)
     assert verdict_of(cost(0, SAFE)) == "safe" and verdict_of(cost(BREAKS, 2)) == "breaks"
@@ -182,6 +194,9 @@ def test_what_a_method_or_a_model_refuses_is_a_line(workshop, short):
     found = gate(*workshop, ["int8:group=7", "int4", "sinks:budget=0.5"], minutes=1e-9)
     assert [line.why for line in found.lines[1:]] == ["the time was over"] * 2
     assert "group=7" in found.lines[0].why, "a refusal needs no time"
+    assert found["int4"].noise > 0 and f"{found['int4'].noise:.2g}" in str(found), (
+        "it is foretold all the same"
+    )
     assert str(found).endswith("The time was over before 2 methods: give more minutes")
     (line,) = gate(*workshop, ["int8:group=7"]).lines
     assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why

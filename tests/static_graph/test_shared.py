@@ -122,7 +122,7 @@ def test_sixteen_bits_take_what_the_document_prints():
 def test_under_the_compiled_engine():
     """The model's forward is another one there; a step's graph and a prompt's chunks are what they were."""
     pytest.importorskip("kvlab.fast.compiled")
-    ids = prompt(15)
+    ids = prompt(13)
     plain = StaticGraphEngine(tiny("llama", **SMALL), S, chunk=5).generate(ids, 6)
     model = compiled(copy.deepcopy(tiny("llama", **SMALL)))
     trace = StaticGraphEngine(model, S, chunk=5).generate(ids, 6)
