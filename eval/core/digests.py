@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from itertools import accumulate, chain
 from pathlib import Path
 
 from .. import PACKAGE
@@ -116,7 +117,8 @@ def imported(first: Path, package: str = "") -> set[Path]:
         file, within = waiting.pop()
         tree = ast.parse(file.read_bytes())
         names = _names_imported(tree, tuple(filter(None, within.split("."))))
-        for name in {".".join(parts) for one in names for parts in _beginnings(one.split("."))}:
+        around = (accumulate(one.split("."), "{}.{}".format) for one in names)  # packages run, too
+        for name in {*chain.from_iterable(around)}:
             top = name.partition(".")[0]
             if top != package.partition(".")[0] and not _users(_spec(top)):
                 continue
@@ -126,11 +128,6 @@ def imported(first: Path, package: str = "") -> set[Path]:
                 found.add(path)
                 waiting.append((path, spec.parent))
     return found - {first}
-
-
-def _beginnings(parts: list[str]) -> list[list[str]]:
-    """Of a name's parts: an import runs the packages around a module, too."""
-    return [parts[:end] for end in range(1, len(parts) + 1)]
 
 
 def _parses(file: Path) -> bool:

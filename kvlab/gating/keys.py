@@ -52,8 +52,9 @@ def biases_of(reading: Reading) -> list[float | None]:
     token's key, which no RoPE turns, with an input of 0 to every attention module, if it is one of the
     module's biases: a norm or a factor may be behind them."""
     named = [one for name, one in reading.model.named_parameters() if name.endswith("k_proj.bias")]
-    if len(named) == len(reading.layers):
-        return [float(one.abs().max()) for one in named]
+    unknown: list[float | None] = [None] * len(reading.layers)
+    if named:
+        return [float(one.abs().max()) for one in named] if len(named) == len(unknown) else unknown
     called: list = []
 
     def zeroed(module, args, given):
@@ -73,9 +74,9 @@ def biases_of(reading: Reading) -> list[float | None]:
     finally:
         for hook in hooks:
             hook.remove()
-    if named or not len(called) == len(layers) == len(reading.layers):
-        return [None] * len(reading.layers)
-    found: list[float | None] = []
+    if not len(called) == len(layers) == len(unknown):
+        return unknown
+    found = []
     for module, given in zip(called, layers, strict=True):
         largest = given.keys.abs().max()
         biases = [one.abs() for name, one in module.named_parameters() if name.endswith("bias")]

@@ -9,7 +9,7 @@ from .rules import BREAKS, DECODED, FORETOLD, POINTS, PROMPT, SAFE, SAME
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
-LABEL = "channels of keys, a line for each KV head, darker the larger beside the median channel of the head"
+LABEL = "Channels of keys, a line for each KV head, darker the larger beside the median channel of the head"
 LLAMA = (
     "llama.cpp reads the prompt through the rounded cache as well, and rounds queries: its q8_0 cost 3 times "
     "the nats of the same blocks here on Qwen2.5-Coder-0.5B, and 17 times on Gemma 3 270M (docs/ledger.md)"
@@ -62,10 +62,7 @@ def html(gate) -> str:
     )
     every = f"<details><summary>Every layer</summary><ol>{layers}</ol></details>" if layers else ""
     table = f"<div style='overflow-x:auto'><table><tr>{head}</tr>{rows}</table></div>"
-    drawn = picture(gate)
-    if drawn:
-        drawn = f"<p>{LABEL[0].upper()}{LABEL[1:]}: from {LEAST} to {MOST} times.</p>{drawn}"
-    return f"{''.join(said)}{drawn}{every}{table}{''.join(told)}"
+    return f"{''.join(said)}{picture(gate)}{every}{table}{''.join(told)}"
 
 
 def page(gate) -> str:
@@ -131,7 +128,8 @@ def below(gate) -> list[str]:
 
 
 def picture(gate) -> str:
-    """Layers by channels: how large each channel of a KV head is beside the head's median, as SVG."""
+    """Layers by channels: how large each channel of a KV head is beside the head's median, as SVG below its
+    caption."""
     rows = [head for layer in gate.layers for head in layer.channels]
     if not rows:
         return ""
@@ -145,7 +143,8 @@ def picture(gate) -> str:
         y += max(2, 12 - CELL * len(layer.channels))
     marks.append(f"<rect x='{LEFT}' width='{wide}' height='{y}' fill='none' stroke='#c9ced6'/>")
     box = f"viewBox='0 0 {LEFT + wide} {y}' style='max-width:100%' width='{LEFT + wide}' role='img'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {box} aria-label='{LABEL}'>{''.join(marks)}</svg>"
+    drawn = f"<svg xmlns='http://www.w3.org/2000/svg' {box} aria-label='{LABEL}'>{''.join(marks)}</svg>"
+    return f"<p>{LABEL}: from {LEAST} to {MOST} times.</p>{drawn}"
 
 
 def _mark(channel: int, ratio: float, y: int) -> str:
