@@ -18,7 +18,7 @@ from .models import prepare
 from .parameters import resolve_budget
 from .spec import Spec, name_of, parse
 
-SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "vocab_size": 96, "head_dim": 12}
+SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "vocab_size": 96, "head_dim": 32}
 SIZES |= {"max_position_embeddings": 128, "initializer_range": 0.3}
 PROMPTS, STEPS = (90, 53, 71), 5  # tokens of each row; decode steps
 TOLERANCE = 1e-3  # of the logits' standard deviation

@@ -13,14 +13,12 @@ from rich.console import Console
 from kvlab.extras import needs
 
 from ..core.comparable import comparable
-from ..core.errors import Failed, Problem, describe
+from ..core.errors import Problem
 from ..core.files import write_file
 from ..core.progress import Verbatim
 from ..core.results import RUN, Store
 
 needs("lm_eval", "pandas", "matplotlib")  # chapter 8 begins with this package
-
-from pyarrow import ArrowException  # noqa: E402
 
 from . import answers, formats, records  # noqa: E402
 from .page import draw, render, templates  # noqa: E402
@@ -32,14 +30,11 @@ __all__ = ["RUN", "report", "write"]
 
 
 def report(measurement, store: Store, show, wanted: list) -> None:
-    """Tables, plots and the page of a run. Raises Failed where cells are of another schema."""
+    """Tables, plots and the page of a run. Raises Problem where cells are of another schema."""
     names = {"any_code": "any_code", "against": "against", "form": "format"}
     how = {name: getattr(measurement, ours) for name, ours in names.items() if hasattr(measurement, ours)}
-    try:
+    with records.of_our_schema(f"--out {store.where}"):
         write(store, wanted, **how)
-    except (LookupError, TypeError, AttributeError, ArithmeticError, ArrowException) as error:
-        kind, _ = describe(error)
-        raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 
 
 def write(

@@ -11,7 +11,7 @@ from ..core.comparable import SPEED
 from ..core.errors import Problem
 from ..core.files import address
 from ..core.results import Store
-from .records import curve_of, provenance, row
+from .records import curve_of, of_our_schema, provenance, row
 from .tables import tabled
 
 FIRST = (
@@ -25,8 +25,14 @@ def results(where: str | Path) -> pandas.DataFrame:
 
     score: the main metric, a share between 0 and 1 or a perplexity, with its standard error over `n`
     documents. bytes: held on device and host, per sequence. ms: per token, at a `context` (speed only).
-    lost, won, p, differs: beside `full` under the same settings. Raises ValueError where there are no cells.
+    lost, won, p, differs: beside `full` under the same settings. Raises ValueError where there are no cells,
+    or some of another schema.
     """
+    with of_our_schema(where):
+        return _frame(where)
+
+
+def _frame(where: str | Path) -> pandas.DataFrame:
     cells = list(tabled(Store(address(str(where))).records()))
     if not cells:
         raise Problem(f"{where}: there are no cells of accuracy or speed in this folder")

@@ -177,6 +177,10 @@ def against_context(rows: list[dict]) -> Figure:
     contexts = sorted({r["context"] for r in rows})
     axes.set_xticks(contexts, [str(c) if c < 1024 else f"{c // 1024}k" for c in contexts])
     axes.minorticks_off()
+    for ends_of, set_ends in ((axes.get_xlim, axes.set_xlim), (axes.get_ylim, axes.set_ylim)):
+        low, high = ends_of()
+        if high < 1.01 * low:  # of a single point: matplotlib would leave the axis no length
+            set_ends(low / 2, high * 2)
     low, high = axes.get_ylim()
     ticks = [m * 10**e for e in range(-3, 6) for m in (1, 2, 5) if low <= m * 10**e <= high]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])

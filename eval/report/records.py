@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas
+from pyarrow import ArrowException
 
 from kvlab.spec import parse
 
+from ..core.errors import Problem, describe
 from ..core.files import write_file
 from .statistics import beats, differs, mcnemar
 
 COUNTED = ("contexts", "prefilled_tokens", "prefill_seconds")
 ASKED = ("num_fewshot", "limit", "dtype", "evict", "metadata", "gen_kwargs")  # of a configuration
 NAMES = ("device_bytes", "host_bytes", "moved_bytes")
+
+
+@contextmanager
+def of_our_schema(where: str | Path) -> Iterator[None]:
+    """Problem where cells that are read meanwhile are of another schema."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ArrowException) as error:
+        raise Problem(f"{where}: it holds cells of another schema ({describe(error)[0]})") from error
 
 
 def curve_of(method: str) -> tuple[str, float | None]:

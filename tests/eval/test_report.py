@@ -1,6 +1,7 @@
 """The report: every method is in it, it stands by itself, and its marks say what the numbers say."""
 
 import json
+import random
 import re
 from html.parser import HTMLParser
 
@@ -173,3 +174,15 @@ def test_names_of_few_points_are_inside_the_picture():
         for text in axes.texts:
             box = text.get_window_extent()
             assert box.y0 > axes.bbox.y0 and box.x1 < whole.x1, text.get_text()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_single_time_has_a_picture(seed, tmp_path):
+    """Whatever it is: of one point matplotlib makes axes of no length, a few times in a hundred."""
+    dice = random.Random(seed)
+    time = dice.choice([11.640345499927207, 11.7, 10 ** dice.uniform(-3, 5)])
+    ends = (
+        {"decode_ms_min": time * 0.9999999, "decode_ms_max": time * 1.0000001} if dice.random() < 0.5 else {}
+    )
+    row = {"method": "full", "context": dice.randrange(1, 10**5), "decode_ms": time} | ends
+    plots.save(plots.against_context([row]), tmp_path / "times", bbox_inches="tight")
