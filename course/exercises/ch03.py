@@ -23,7 +23,7 @@ def _story(draw, texts, adds, ends=0):
 
 
 def _events(draw):
-    block = whole(draw, 3, 5)
+    block, long = whole(draw, 3, 5), whole(draw, 11, 13)
     return [
         ([("add", "a")] * block, block),
         ([("add", "a")] * whole(draw, 7, 9), whole(draw, 2, 3)),
@@ -31,6 +31,7 @@ def _events(draw):
         ([("add", "a"), *_story(draw, "ab", 7), ("end", "a"), *_story(draw, "bc", 6)], 2),
         (_story(draw, "abcd", whole(draw, 20, 24), ends=6), 1),
         (_story(draw, "abcd", whole(draw, 30, 36), ends=6), whole(draw, 2, 3)),
+        ([("add", "a")] * long + [("end", "a")] + [("add", "b")] * long, 1),
     ]
 
 
@@ -89,6 +90,7 @@ place = Exercise(
         "a text that ends gives its pages back",
         "pages of one token, many texts",
         "a name that comes again",
+        "a text of more than ten pages that ends",
     ),
     signs={
         sentence: lambda r, right, *case, slip=slip: slip in _slips(r, *case)

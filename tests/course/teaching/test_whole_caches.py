@@ -45,7 +45,7 @@ class Deaf(mine.Cache):
 
 @pytest.mark.parametrize(
     "kind, said",
-    ((Flat, "attend gave (2, 90, 12), and (4, 90, 12) is expected"), (Common, "is full: "),
+    ((Flat, "attend gave (2, 90, 32), and (4, 90, 32) is expected"), (Common, "is full: "),
      (Huge, "the logits differ by"), (Stale, "the logits differ by"), (Deaf, "bytes: ")),
 )  # fmt: skip
 def test_the_doctor_says_what_is_wrong_with_a_whole_cache(kind, said, capsys):
