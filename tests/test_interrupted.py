@@ -56,13 +56,14 @@ def interrupted_at(line: int, run, where: str = "turns.py") -> int:
             raise KeyboardInterrupt
         return trace
 
+    before = sys.gettrace()  # coverage's
     sys.settrace(trace)
     try:
         run()
     except KeyboardInterrupt:
         return 0
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return left[0]
 
 
