@@ -82,6 +82,40 @@ def test_the_largest_numbers_of_a_dtype_are_read_as_numbers_or_refused(axis, dty
                 assert read.isfinite().all(), (form, part)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_scales_of_fp32_are_read_as_such(seed):
+    """Of numbers for which fp16 has few bits or none: in fp16 they are what they are in fp32, rounded."""
+    draw = random.Random(seed)
+    how = {"axis": draw.choice(("group", "token", "channel", "tensor")), "scale": "fp32"}
+    forms = [Int(draw.randint(2, 8), symmetric=even, **how) for even in (True, False)]
+    for form in (*forms, Float8(**how), Float8("e5m2", **how)):
+        size = 10 ** draw.uniform(-6, 3)
+        x = (torch.randn(2, 2, 9, 32, generator=torch.Generator().manual_seed(seed)) * size).half()
+        wide, read = (form.decode(form.encode(x), dtype).float() for dtype in (torch.float32, torch.float16))
+        assert ((read - wide).abs() <= wide.abs() * 2**-10 + 2**-24).all(), form
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_smoothed_keys_lose_is_counted_or_refused(seed):
+    """A number beyond the format behind the division, in the first tokens and in later ones."""
+    draw = random.Random(seed)
+    for clip in (True, False):
+        form = Smoothed(Int(draw.choice((2, 3)), nonfinite="clip" if clip else "refuse"), 0.1)
+        store = Growing(form).start(kvlab.make_cache(tiny("llama"), "full").layers[0])
+        x, fine = torch.randn(1, 2, 12, 8), torch.randn(1, 2, 3, 8)
+        many = draw.randint(1, 5)
+        x[0, 1, draw.sample(range(12), many), draw.randrange(8)] = draw.choice((-1, 1)) * 1e7
+        fine[0, 0, 1, 3] = 1e9
+        if clip:
+            store.append(x, torch.zeros_like(x))
+            assert store.clipped == many
+            store.append(fine, torch.zeros_like(fine))
+            assert store.clipped == many + 1
+        else:
+            with pytest.raises(ValueError, match="KV head 1 holds a value above"):
+                store.append(x, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("form, most", [(Float8(), 448.0), (Float8("e5m2"), 57344.0), (Float4(), 2688.0)])
 def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, most):
     """By itself, and where a compiled kernel writes the token; `stats` counts what was clipped."""

@@ -88,10 +88,11 @@ class Float8(Exact):
         return x.clamp(-self.largest, self.largest).to(self.TYPES[self.format]).view(torch.uint8)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        numbers = self._numbers(parts[0], dtype)
         if self.scales is None:
-            return numbers
-        scale = self.scales.spread(parts[1].to(numbers.device, dtype), numbers)
+            return self._numbers(parts[0], dtype)
+        wide = dtype if dtype != torch.float16 else self.scales.dtype  # a scale may be none that fp16 holds
+        numbers = self._numbers(parts[0], wide)
+        scale = self.scales.spread(parts[1].to(numbers.device, wide), numbers)
         return within(numbers * scale, dtype)
 
     def _numbers(self, bits: Tensor, dtype: torch.dtype) -> Tensor:

@@ -126,8 +126,8 @@ class Int(Exact):
         return within(self.dequantize(codes.to(wide), scales), dtype)
 
     def spans_more(self, dtype: torch.dtype) -> bool:
-        """Whether a code's distance from the zero point may be more than the largest number of `dtype`."""
-        return dtype == torch.float16 and not self.symmetric
+        """Whether a scale, or a code's distance from the zero point, may be none that `dtype` holds."""
+        return dtype == torch.float16 and (not self.symmetric or self.scales.dtype == torch.float32)
 
     def dequantize(self, codes: Tensor, numbers) -> Tensor:
         """Numbers again, in place; codes not packed, in the dtype wanted."""

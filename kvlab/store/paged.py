@@ -174,9 +174,9 @@ class PagedState(GrowingState):
     @property
     def spare_bytes(self) -> int:
         """Bytes of the pool's blocks that only other caches hold, such as copies of this one, summed over a
-        cache's layers. A layer's own blocks are all in its table."""
+        cache's layers, or, after a `reset`, of all of them. A layer's own blocks are all in its table."""
         if self.table is None:
-            return 0
+            return len(self.pool.counts) * self.pool.block_bytes if self.layer == 0 else 0
         taken = self.pool.used if self.layer == 0 else 0
         return (taken - len(self.table.unique())) * self.pool.block_bytes
 
@@ -189,8 +189,8 @@ class PagedState(GrowingState):
         return None if self.table is None else self.pool.parts[len(self.pool.parts) // 2 :]
 
     def tensors(self) -> Iterator[Tensor]:
+        yield from self.pool.parts
         if self.table is not None:
-            yield from self.pool.parts
             yield from super().tensors()
 
     def contents(self) -> dict:  # by hand: block numbers mean nothing in another pool
