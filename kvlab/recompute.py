@@ -22,7 +22,9 @@ class NoCache(Bound):
         self._model = weakref.ref(model)
 
     def __deepcopy__(self, memo) -> NoCache:
-        return type(self)(self.model)
+        twin = type(self)(self.model)
+        twin.spec = self.spec
+        return twin
 
     @property
     def model(self):

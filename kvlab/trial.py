@@ -22,6 +22,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "vo
 SIZES |= {"max_position_embeddings": 128, "initializer_range": 0.3}
 PROMPTS, STEPS = (90, 53, 71), 5  # tokens of each row; decode steps
 TOLERANCE = 1e-3  # of the logits' standard deviation
+CODES = 0.5  # the same, in fp32, where a row beside others may round to the neighbouring code
 WHOLE = "whole cache"  # the family of a class that attends by itself
 Check = tuple[str, Callable[[], str]]
 
@@ -88,7 +89,7 @@ def checks(spec: Spec) -> list[Check]:
     found: list[Check] = [
         ("runs, scores of the right shape and finite", lambda: runs(model, spec, rows[:1])),
         ("grouped heads", lambda: "; ".join(runs(tiny(heads), spec, rows[:1]) for heads in (1, 4))),
-        ("a row of a padded batch is the row alone", lambda: padded(model, spec, rows)),
+        ("a row of a padded batch is the row alone", lambda: padded(spec, rows)),
         ("bytes", lambda: counted(model, spec, rows[0])),
     ]
     if spec.method.family == WHOLE:  # for one text at a time
@@ -107,11 +108,11 @@ def checks(spec: Spec) -> list[Check]:
     return found
 
 
-def tiny(kv_heads: int):
+def tiny(kv_heads: int, dtype: torch.dtype = torch.float32):
     """A random Llama of 4 heads on `kv_heads` KV heads."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=kv_heads)
-    return prepare(AutoModelForCausalLM.from_config(config).eval())
+    return prepare(AutoModelForCausalLM.from_config(config).eval().to(dtype))
 
 
 def nothing_given_up(spec: Spec) -> str | None:
@@ -166,17 +167,22 @@ def fewer(model, spec: Spec, row: list[int], budget) -> str:
     return f"{held} of {seen} tokens are held after the prompt"
 
 
-def padded(model, spec: Spec, rows: list[list[int]]) -> str:
-    """Each row of a left-padded batch gives the same logits as alone."""
-    together = logits(model, spec, rows)[0]
-    for row, found in zip(rows, together, strict=True):
-        alone = logits(model, spec, [row])[0][0]
-        off = float((found - alone).abs().max() / alone.std())
-        must(
-            off < TOLERANCE,
-            f"the row of {len(row) - STEPS} tokens differs by {off:.2g} of the logits' standard deviation; "
-            "a score must not read other rows or places in the buffer, nor differ by rounding alone",
-        )
+def padded(spec: Spec, rows: list[list[int]]) -> str:
+    """Each row of a left-padded batch gives the same logits as alone: in fp64, and nearly so in fp32, which
+    compiled code takes; the static graph is of fp32 alone."""
+    exact, near = (torch.float64, TOLERANCE), (torch.float32, CODES)
+    for dtype, most in ((torch.float32, TOLERANCE),) if spec.name == "padded" else (exact, near):
+        model = tiny(2, dtype)
+        together = logits(model, spec, rows)[0]
+        for row, found in zip(rows, together, strict=True):
+            alone = logits(model, spec, [row])[0][0]
+            off = float((found - alone).abs().max() / alone.std())
+            must(
+                off < most,
+                f"the row of {len(row) - STEPS} tokens differs by {off:.2g} of the logits' standard "
+                "deviation; a score must not read other rows or places in the buffer, nor differ by "
+                "rounding alone",
+            )
     return f"{len(rows)} rows of {', '.join(str(len(row) - STEPS) for row in rows)} tokens"
 
 

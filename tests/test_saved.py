@@ -1,5 +1,6 @@
 """A saved cache answers as it would have: every method, in another process; after any steps: tests/fuzz."""
 
+import copy
 import resource
 import subprocess
 import sys
@@ -72,6 +73,14 @@ def test_another_process_reads_every_method(tmp_path):
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=root, check=True)
     for method, (path, logits) in expected.items():
         assert torch.allclose(torch.load(path), logits, atol=1e-4), method
+
+
+@pytest.mark.parametrize("method", ["recompute", "padded"])
+def test_why_a_cache_cannot_be_saved_is_true_of_its_copy(method, tmp_path):
+    cache = kvlab.make_cache(tiny("llama"), method)
+    for one in (cache, copy.deepcopy(cache)):
+        with pytest.raises(ValueError, match=f"'{method}' .* other things than its layers' K and V"):
+            one.save(tmp_path / "cache.safetensors")
 
 
 def test_a_full_disk_costs_nothing_that_was_there(tmp_path):

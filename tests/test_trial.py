@@ -72,7 +72,20 @@ def test_the_first_bad_line_names_it(kind, capsys):
         assert code == 1 and bad[0].startswith(f"[!!] {WRONG[kind]}")
 
 
-@pytest.mark.parametrize("method", ["int4", "kivi2", "static:length=100", "quest", "pyramidkv", "h2o"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "int4",
+        "kivi2",
+        "static:length=100",
+        "quest",
+        "pyramidkv",
+        "h2o",
+        "padded",
+        "turboquant",
+        "kvquant:outliers=0.1",
+    ],
+)
 def test_kvlabs_own_methods_pass(method, capsys):
     assert trial.run(method) == 0, capsys.readouterr().out
 

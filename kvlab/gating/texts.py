@@ -43,7 +43,7 @@ def text(kind: str) -> str:
 def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
     """Token ids `[rows, tokens]`: `count` pieces of every kind, or of the reader's `own` text as many in all,
     each behind the token that begins a text, where the tokenizer sets one. ValueError for a text that is too
-    short."""
+    short, or of unknown words."""
     begin = [one for one in tokenizer("a").input_ids[:1] if one == tokenizer.bos_token_id]
     size, found = tokens - len(begin), []
     wanted = count if own is None else count * len(KINDS)
@@ -51,6 +51,8 @@ def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
         ids = tokenizer(said, add_special_tokens=False, verbose=False).input_ids
         if len(ids) < wanted * size:
             raise ValueError(f"text: {len(ids)} tokens, expected at least {wanted * size}")
+        if 2 * ids.count(getattr(tokenizer, "unk_token_id", None)) > len(ids):
+            raise ValueError("text: the tokenizer does not know most of its words: name one that it knows")
         found += [begin + ids[at : at + size] for at in range(0, wanted * size, size)]
     return torch.tensor(found, device="cpu")
 

@@ -11,7 +11,7 @@ import torch
 from families.models import family
 from gating.planted import planted
 from tiny import interrupt
-from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import kvlab
@@ -236,6 +236,16 @@ def test_a_model_that_forgets_its_text_gets_a_reason(workshop, short):
     found = gate(model, workshop[1], ["int8", "h2o:budget=0.5"])
     assert [line.method for line in found.lines] == ["int8", "h2o:budget=0.5"]
     assert found.lines[1].verdict == "no verdict" and found.lines[1].why and "\n" not in found.lines[1].why
+
+
+def test_a_tokenizer_that_knows_few_words_of_a_text_is_refused():
+    """Of a text that is the same token again and again any verdict could be had."""
+    few = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "is": 2}, unk_token="<unk>"))
+    few.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=few, unk_token="<unk>")
+    with pytest.raises(ValueError, match=r"^text: the tokenizer does not know most of its words"):
+        rows(tokenizer, 40, 2)
+    assert rows(tokenizer, 40, 1, "the cat is " * 99).shape == (3, 40)
 
 
 def test_names_are_told_apart_by_their_tokens_after_the_sentence():
