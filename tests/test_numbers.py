@@ -97,10 +97,14 @@ def test_scales_of_fp32_are_read_as_such(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_smoothed_keys_lose_is_counted_or_refused(seed):
-    """A number beyond the format behind the division, in the first tokens and in later ones."""
+    """A number beyond the format behind the division, in the first tokens and in later ones; and no other."""
     draw = random.Random(seed)
     for clip in (True, False):
         form = Smoothed(Int(draw.choice((2, 3)), nonfinite="clip" if clip else "refuse"), 0.1)
+        other = Growing(Smoothed(Rotated(form.format), 0.5))
+        usual = other.start(kvlab.make_cache(tiny("llama"), "full").layers[0])
+        usual.append(torch.randn(2, 2, 9, 8).double(), torch.randn(2, 2, 9, 8).double())
+        assert usual.clipped == 0
         store = Growing(form).start(kvlab.make_cache(tiny("llama"), "full").layers[0])
         x, fine = torch.randn(1, 2, 12, 8), torch.randn(1, 2, 3, 8)
         many = draw.randint(1, 5)

@@ -42,6 +42,11 @@ class Exact(Policy):
         """Which admitted numbers exceed the range of the first tokens and are clipped, bool like x; None:
         none can."""
 
+    def cut(self, x: Tensor, fixed: Parts) -> int:
+        """How many admitted numbers `write` replaced, since what it stores in their place is beyond the
+        format."""
+        return 0
+
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         """The parts of admitted numbers, each `[batch, kv_heads, tokens, width]`; the last `fixed_parts` of
         them have no tokens.

@@ -178,13 +178,14 @@ class GrowingState(State):
                 torch.where(begun.view(-1, *[1] * (one.dim() - 1)), one, new)
                 for one, new in zip(fixed, late[-len(fixed) :], strict=True)
             )
-        coded = form.write(x, real, fixed or form.given(len(x)))
-        count = len(coded) - form.fixed_parts
-        fixed = coded[count:]
+        fixed = fixed or form.given(len(x))
         if fixed and (beyond := form.beyond(x, fixed)) is not None:
             mine = beyond if real is None else beyond & real.to(beyond.device)[:, None, :, None]
             self.beyond = mine.sum() + (0 if self.beyond is None else self.beyond)
-        return coded[:count], fixed
+        coded = form.write(x, real, fixed)
+        count = len(coded) - form.fixed_parts
+        self.replaced += form.cut(x, coded[count:])
+        return coded[:count], coded[count:]
 
     def add(self, keys: Parts, values: Parts) -> None:
         """Add encoded tokens. Pinned ones come from a link, which no longer needs them: the store may take

@@ -45,10 +45,10 @@ class Smoothed(Exact):
         self.format.check(head_dim)
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
-        x = x / fixed[-1]
-        kept, _ = self.format.admit(x)  # what `write` stores
-        more = self.format.beyond(kept, fixed[:-1])
-        return kept != x if more is None else (kept != x) | more
+        return self.format.beyond(x / fixed[-1], fixed[:-1])
+
+    def cut(self, x: Tensor, fixed: Parts) -> int:
+        return self.format.admit(x / fixed[-1])[1]
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         *inner, factor = fixed or (None,)
