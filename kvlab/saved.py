@@ -47,7 +47,7 @@ def save(cache, path: str | Path) -> None:
         raise ValueError("save: this cache was not made by kvlab.make_cache from a method's name")
     if "link" in cache.spec.parameters or not getattr(cache, "fillable", False):
         raise ValueError(
-            f"save: a cache of {cache.spec.text!r} on this model holds other things than its layers' K and V"
+            f"save: a cache of {cache.spec.text!r} on this model does not hold just K and V of its layers"
         )
     cache.check_whole()
     if cache.prefilling:

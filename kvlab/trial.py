@@ -173,7 +173,10 @@ def padded(spec: Spec, rows: list[list[int]]) -> str:
     exact, near = (torch.float64, TOLERANCE), (torch.float32, CODES)
     for dtype, most in ((torch.float32, TOLERANCE),) if spec.name == "padded" else (exact, near):
         model = tiny(2, dtype)
-        together = logits(model, spec, rows)[0]
+        try:
+            together = logits(model, spec, rows)[0]
+        except Exception as error:  # a user's code may be of another dtype
+            raise Failed(f"in {dtype}: {kind_and_line(error)}") from error
         for row, found in zip(rows, together, strict=True):
             alone = logits(model, spec, [row])[0][0]
             off = float((found - alone).abs().max() / alone.std())

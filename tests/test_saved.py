@@ -79,7 +79,7 @@ def test_another_process_reads_every_method(tmp_path):
 def test_why_a_cache_cannot_be_saved_is_true_of_its_copy(method, tmp_path):
     cache = kvlab.make_cache(tiny("llama"), method)
     for one in (cache, copy.deepcopy(cache)):
-        with pytest.raises(ValueError, match=f"'{method}' .* other things than its layers' K and V"):
+        with pytest.raises(ValueError, match=f"'{method}' .* does not hold just K and V"):
             one.save(tmp_path / "cache.safetensors")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvlab import cli, trial
+from kvlab import cli, faster, trial
 from kvlab.keep import Keep
 
 
@@ -88,6 +88,24 @@ def test_the_first_bad_line_names_it(kind, capsys):
 )
 def test_kvlabs_own_methods_pass(method, capsys):
     assert trial.run(method) == 0, capsys.readouterr().out
+
+
+def test_compiled_code_takes_its_steps_where_it_is_there(monkeypatch):
+    taken, step = [], faster.step
+    monkeypatch.setattr(faster, "step", lambda *given: taken.append(step(*given)) or taken[-1])
+    assert trial.run(f"{__name__}.Fine:budget=0.4") == 0
+    assert any(out is not None for out in taken) or faster.lodger() is None
+
+
+class OnlyInSinglePrecision(Keep):
+    def score(self, layer):
+        keys, _ = layer.store.read(layer.slot_positions.device)
+        return (keys @ torch.ones(keys.shape[-1], 1)).squeeze(-1)
+
+
+def test_a_class_of_one_dtype_is_told_which_one_it_lacks(capsys):
+    assert trial.run(f"{__name__}.OnlyInSinglePrecision:budget=0.4") == 1
+    assert "[!!] a row of a padded batch is the row alone: in torch.float64: " in capsys.readouterr().out
 
 
 def test_the_example_of_the_page_passes(tmp_path, monkeypatch, capsys):
