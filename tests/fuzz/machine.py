@@ -278,7 +278,7 @@ class Machine(RuleBasedStateMachine):
             try:
                 stepper.cache.save(Path(folder) / "cache")
             except ValueError as error:
-                assert re.search(r"more than K and V|from a method's name$", str(error)), error
+                assert re.search(r"not hold just K and V|from a method's name$", str(error)), error
             else:
                 stepper.cache = kvlab.load_cache(Path(folder) / "cache", self.case.model)
                 self.same_bytes(stepper.cache)
