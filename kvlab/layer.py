@@ -155,7 +155,7 @@ class Layer(Contents):
                 for state, values in before:
                     vars(state).update(values)
                 self._busy = False
-            raise ValueError(f"layer {self.index}: {error}") from None
+            raise ValueError(f"layer {self.index}: {error}") from error.__cause__
         self.table.append(real, counts, tokens, given.keys.device)
 
     def _read_and_attend(self, query: Tensor):

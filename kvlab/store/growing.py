@@ -316,7 +316,7 @@ def naming(what: str):
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise ValueError(f"{what}: {error}") from error.__cause__
 
 
 def joined(old: Parts | None, new: Parts) -> Parts:
