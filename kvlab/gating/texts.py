@@ -52,7 +52,7 @@ def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
         if len(ids) < wanted * size:
             raise ValueError(f"text: {len(ids)} tokens, expected at least {wanted * size}")
         if 2 * ids.count(getattr(tokenizer, "unk_token_id", None)) > len(ids):
-            raise ValueError("text: the tokenizer does not know most of its words: name one that it knows")
+            raise ValueError("text: most of its words are unknown to this tokenizer; give another text")
         found += [begin + ids[at : at + size] for at in range(0, wanted * size, size)]
     return torch.tensor(found, device="cpu")
 

@@ -243,7 +243,7 @@ def test_a_tokenizer_that_knows_few_words_of_a_text_is_refused():
     few = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "is": 2}, unk_token="<unk>"))
     few.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=few, unk_token="<unk>")
-    with pytest.raises(ValueError, match=r"^text: the tokenizer does not know most of its words"):
+    with pytest.raises(ValueError, match=r"^text: most of its words are unknown to this tokenizer"):
         rows(tokenizer, 40, 2)
     assert rows(tokenizer, 40, 1, "the cat is " * 99).shape == (3, 40)
 
