@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..core.digests import ROOT
 from ..core.files import write_file
-from . import alpha, ledger, tables
+from . import ledger, tables
 from .collect import draw, rows_of, write
 from .studies import STUDIES
 
@@ -17,10 +17,9 @@ DOCUMENTS = [ROOT / "README.md"] + [
 ]
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 TABLES: dict[str, Callable[..., str]] = {
-    "gates": tables.verdicts, "answered": tables.answered, "calibrated": tables.calibrated,
-    "foretold": tables.foretold, "ledger": ledger.table, "accuracy": tables.accuracy,
-    "costs": tables.costs, "crossed": tables.crossed, "alpha": alpha.by_models, "chosen": alpha.chosen,
-    "curves": tables.curves, "formats": tables.formats, "perplexity": tables.perplexity,
+    "gates": tables.verdicts, "answered": tables.answered, "ledger": ledger.table,
+    "accuracy": tables.accuracy, "costs": tables.costs, "crossed": tables.crossed, "curves": tables.curves,
+    "formats": tables.formats, "perplexity": tables.perplexity,
 }  # fmt: skip
 
 

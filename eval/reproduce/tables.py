@@ -6,11 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-
-from kvlab.gating.rules import FORETOLD, SAFE
 
 from ..core.digests import ROOT
 from ..report import contexts, paper
@@ -178,65 +174,3 @@ def answered() -> str:
         for line in gate["lines"]:
             cells.append((f"`{line['method']}`", model, f"{line['verdict']}: {shares(line['accuracy'])}"))
     return gated(found, cells)
-
-
-def calibrated() -> str:
-    """Each family left out in turn: the limit that the others give, which is the smallest upper end of an
-    interval among their formats that lose answers, and what it and ours call safe in that family."""
-    found, harm = [], 0.05  # family, upper end, whether it loses so many of the right answers
-    for gate in gates().values():
-        name = re.sub("(-[0-9a-f]{12})+$", "", gate["model"])  # older gates name a converted file's folder
-        mine = study("answers", lambda row, name=name: Path(row["model"]).stem == name)
-        full = {row["task"]: row["value"] for row in mine if row["method"] == "full"}
-        lost, asked = Counter(), Counter()
-        for row in mine:
-            lost[row["method"]] += (full[row["task"]] - row["value"]) * row["n"]
-            asked[row["method"]] += row["n"]
-        for line in gate["lines"]:
-            if line["cost"] is not None and line["method"] in asked:
-                family = re.match("[a-z]+", gate["model"])[0]
-                found.append(
-                    (family, line["cost"]["high"], lost[line["method"]] >= harm * asked[line["method"]])
-                )
-    body, total = [], Counter()
-    for left in dict.fromkeys(family for family, *_ in found):
-        limit = min(high for family, high, loses in found if family != left and loses)
-        mine = [(high, loses) for family, high, loses in found if family == left]
-        counts = [len(mine), sum(loses for _, loses in mine)]
-        for most in (limit, SAFE):
-            safe = [loses for high, loses in mine if high <= most]
-            counts += [len(safe), sum(safe)]
-        total.update(dict(enumerate(counts)))
-        body.append([left, *map(str, counts[:2]), f"{limit:.2g}", *map(str, counts[2:])])
-    sums = [str(total[i]) for i in range(6)]
-    head = ["left out", "formats", "lose 5 points", "limit of the others", "called safe by it"]
-    head += ["of these, lose 5 points", f"called safe by {SAFE}", "of these, lose 5 points"]
-    return markdown(head, [*body, ["all", *sums[:2], "", *sums[2:]]])
-
-
-def foretold() -> str:
-    """How often rounding moves the keys' scores further under a format that breaks a model than under one
-    that is safe or costs (the area under the ROC curve), and how many of either the gate marks. The undecided
-    are of neither."""
-    planted = json.loads((ROOT / "docs" / "results" / "gate" / "planted.json").read_text("utf-8"))["rows"]
-    found, with_ = gates(), lambda what: [row for row in planted if what in row and "family" not in row]
-    parts = {
-        "channels planted in the workshop model, 1 to 300 times as large": with_("times"),
-        "a bias of W_k planted in it, 0 to 1,000": with_("bias"),
-        "a first token planted in it, whose key is 1 to 1,000 in a channel": with_("sink"),
-        "a bias of W_k in random models of three other families": [x for x in planted if "family" in x],
-        ", ".join(found): [
-            line | line["cost"] for x in found.values() for line in x["lines"] if line["cost"]
-        ],
-    }
-    body = []
-    for name, rows in (parts | {"all": [row for part in parts.values() for row in part]}).items():
-        moved = lambda *verdicts, rows=rows: [
-            row["noise"] for row in rows if row["verdict"] in verdicts and row["noise"] is not None
-        ]
-        broken, others = moved("breaks"), moved("safe", "costs")
-        area = sum((a > b) + (a == b) / 2 for a in broken for b in others) / (len(broken) * len(others) or 1)
-        marked = [str(sum(x >= FORETOLD for x in part)) for part in (broken, others)]
-        body.append([name, str(len(broken)), str(len(others)), f"{area:.3f}", *marked])
-    head = ["measured on", "break", "are safe or cost", "area under the ROC curve"]
-    return markdown([*head, "of those that break, marked", "of the others"], body)

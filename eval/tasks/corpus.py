@@ -1,13 +1,14 @@
-"""The documents that the workshop models learned from and tasks ask about: facts to recall, needles, chains.
+"""The documents that the workshop models learned from and tasks ask about: facts to recall among prose.
 
 Every function draws from the `random.Random` it is given and from nothing else, so a seed fixes the
-text.  Seeds below `TASK_SEED` belonged to training, those from it on are the lm-eval tasks'; the wording
-`met` and the lists `EVAL_NAMES` and `EVAL_PLACES` are for evaluation only.
+text.  The wording `met` and the lists `EVAL_NAMES` and `EVAL_PLACES` are for evaluation only.
 
 A fact ties a key ("brown dog") to a value ("Otis").  Where the value directly follows the key the
 wording is *adjacent* (the easiest to learn: find the key, copy the next token); where the same words separate
-them in every fact ("the red key is in the barn") it is *separated*; a *chain* needs
-two facts ("Mia owns the brown dog", "the brown dog sleeps in the barn").
+them in every fact ("the red key is in the barn") it is *separated*.
+
+The rows of `recall`, `needle`, `chain` and `recall_many` in `data/` were written once, by functions that are
+in git's history (eval/tasks/make.py at 0d543b90).
 
     >>> import random
     >>> d = recall(random.Random(5), facts=2)
@@ -20,16 +21,13 @@ from dataclasses import dataclass
 
 from .words import ANIMALS, COLOURS, NAMES, PLACES, THINGS
 
-TASK_SEED = 1_000_000
-
 
 @dataclass(frozen=True)
 class Document:
     """Facts, then one or more questions; the last question is the one that is asked.
 
-    `kind` is the wording or "chain"; `context` is the part with the facts; `questions` are pairs
-    (question, answer), an answer is one word with its leading space (a chain: a clause); `choices`
-    are all values that the document states (a chain: see there).
+    `kind` is the wording; `context` is the part with the facts; `questions` are pairs (question, answer), an
+    answer is one word with its leading space; `choices` are all values that the document states.
     """
 
     kind: str
@@ -130,44 +128,6 @@ def recall(
     asked = rng.sample(range(facts), min(questions, facts))
     pairs = tuple((style.question.format(key=chosen[i]), " " + values[i]) for i in asked)
     return Document(wording, scatter(rng, stated, list(filler)), pairs, tuple(values))
-
-
-def needle(rng: random.Random, sentences: int = 80, facts: int = 4, **options) -> Document:
-    """A few facts hidden in `sentences` sentences of prose (about 12 tokens each)."""
-    return recall(rng, facts, filler=prose(rng, sentences), **options)
-
-
-def chain(
-    rng: random.Random,
-    facts: int = 6,
-    names: list[str] = NAMES,
-    places: list[str] = PLACES,
-    questions: int = 1,
-    filler: Iterable[str] = (),
-) -> Document:
-    """Two hops: who owns which animal, where each animal sleeps; the answer says both.
-
-    `facts` counts single statements, so `facts // 2` owners.  The second lookup starts from what the
-    first one has found, so the answer is several tokens and `choices` are whole answers: the right
-    one, right animals in wrong places and wrong animals.
-    """
-    pets = keys(rng, facts // 2, ANIMALS)
-    owners, beds = rng.sample(names, len(pets)), rng.sample(places, len(pets))
-    stated = [f"The {pet} sleeps in the {bed}." for pet, bed in zip(pets, beds)]
-    stated += [f"{owner} owns the {pet}." for pet, owner in zip(pets, owners)]
-    rng.shuffle(stated)
-    asked = rng.sample(range(len(pets)), min(questions, len(pets)))
-
-    def said(i, j):
-        return f" {pets[i]}, the {pets[i]} sleeps in the {beds[j]}"
-
-    pairs = tuple((f"\nQuestion: the pet of {owners[i]}? {owners[i]} owns the", said(i, i)) for i in asked)
-    right = asked[-1]
-    others = [i for i in range(len(pets)) if i != right]
-    choices = [said(right, right), *(said(right, i) for i in others), *(said(i, i) for i in others)]
-    return Document(
-        "chain", scatter(rng, stated, list(filler)), pairs, tuple(choice.strip() for choice in choices)
-    )
 
 
 WHEN = """In the morning|After lunch|Before the sun went down|On a cold day|Late in the evening|

@@ -38,7 +38,7 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     done = subprocess.run(words, cwd=away, env=plain, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads((away / "gpu-results" / "gpu.json").read_text())
-    assert list(found["units"]) == ["link:copies", "link:overlap"]
+    assert list(found["units"]) == ["link:copies"]
     assert found["machine"]["commit"] == (folder / "commit.txt").read_text().strip()
     (scratch,) = (tmp_path / "tmp").glob("kvlab-pack-*")
     assert (scratch / "kvlab" / "eval").is_dir()

@@ -13,7 +13,7 @@ import torch
 from fast import replayed
 from triton_here import needs_triton
 
-from eval.gpu import link, models, right, step
+from eval.gpu import models, right, step
 from eval.gpu.bench import Bench
 from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
@@ -117,7 +117,6 @@ def bench(monkeypatch):
         plain = getattr(torch, name)
         unpinned = lambda *given, pin_memory=False, plain=plain, **more: plain(*given, **more)
         monkeypatch.setattr(torch, name, unpinned)
-    monkeypatch.setattr(link, "PRODUCT", 64)  # a CPU may need minutes for what a GPU does in a blink
     made = Bench(dry=False)
     made.device = torch.device("cpu")
     made.state = state

@@ -5,19 +5,18 @@ import random
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from eval.tasks import corpus, words
+from kvlab.models import EMBEDDED
 
 ROOT = Path(__file__).resolve().parents[3]
-TASKS = ("recall", "needle", "chain")
 MAKERS = {
     "named": lambda rng: corpus.recall(rng, 8, "named", questions=3),
     "called": lambda rng: corpus.recall(rng, 8, "called"),
     "in": lambda rng: corpus.recall(rng, 8, "in"),
     "put": lambda rng: corpus.recall(rng, 8, "put", filler=corpus.prose(rng, 5)),
     "met": lambda rng: corpus.recall(rng, 8, "met"),
-    "needle": lambda rng: corpus.needle(rng, 20),
-    "chain": lambda rng: corpus.chain(rng, 6),
 }
 
 
@@ -49,16 +48,11 @@ def test_lists_are_large_and_disjoint():
     assert not set(corpus.WORDINGS) & set(corpus.EVAL_WORDINGS)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_task_rows_are_what_the_generator_writes(task):
-    transformers = pytest.importorskip("transformers")
-    from eval.tasks import make
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(make.CHECKPOINT)
-    made = make.rows(task, getattr(make, task), tokenizer)
-    lines = (ROOT / "eval/tasks/data" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == made
-    for row in made:
+@pytest.mark.parametrize("task", ["recall", "needle", "chain"])
+def test_the_answer_of_a_row_is_among_its_choices_and_in_its_text(task):
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED["workshop"])
+    for line in (ROOT / "eval/tasks/data" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
         assert row["choices"][row["label"]] == row["answer"]
         assert 4 <= len(row["choices"]) <= 8
         last = [" " + choice.split()[-1] for choice in row["choices"]]
