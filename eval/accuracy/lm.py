@@ -25,15 +25,12 @@ model is scored in eval mode, and then given back as it was.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import cached_property
-from inspect import signature
 from itertools import chain
 from typing import ClassVar
 
@@ -51,7 +48,7 @@ from kvlab.parameters import shown
 from kvlab.spec import Spec, parse
 
 from .. import PROGRAM
-from ..core.digests import code_digest, method_digest, model_digest
+from ..core.digests import code_digest, method_digest
 from ..core.measurement import USUAL, rows_at_once
 from .batching import PREFILLED, Meter
 from .boundaries import check_until
@@ -71,24 +68,10 @@ from .writing import generate
 # child that was told to end at a bad moment is waited for without end.
 os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
-# Arguments of `KVLabLM` that `identity` knows by what they name, or that change no answer.
-OTHERWISE = ("pretrained", "method", "parameters", "tokenizer", "max_batch_size")
-
-
-def identity(pretrained=None, method="full", **given) -> str:
-    """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, the cuts of
-    tasks of one's own, its model's files, and the code of the method and of the harness; "" for a model that
-    is already loaded."""
-    if not (pretrained is None or isinstance(pretrained, str)):
-        return ""
-    known = {name: one.default for name, one in signature(KVLabLM).parameters.items()}
-    spec = parse(with_parameters(method, {name: one for name, one in given.items() if name not in known}))
-    code = code_digest(), method_digest(spec), model_digest(pretrained)
-    how = {name: given.get(name, usual) for name, usual in known.items() if name not in OTHERWISE}
-    how |= {"evict": eviction(how["protocol"], how["evict"])}
-    how |= {"batch_size": rows_at_once(how["batch_size"])}
-    cuts = sorted(KVLabLM.untils_of_tasks.items())
-    return hashlib.sha256(repr((spec.text, *code, *map(str, how.values()), cuts)).encode()).hexdigest()[:12]
+KEPT = (
+    "use_cache: lm-eval knows kept answers by their text alone, so they may be another method's; "
+    f"`{PROGRAM} accuracy` keeps what is finished and resumes"
+)
 
 
 def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
@@ -128,8 +111,6 @@ class KVLabLM(Texts):
         context_until=None, device_map=None, tp=False, **parameters,
     ):  # fmt: skip
         super().__init__()
-        arguments = {name: one for name, one in locals().items() if name not in ("self", "__class__")}
-        self._given = arguments.pop("parameters") | arguments
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = eviction(self.protocol, evict)
         check_until(context_until, protocol)
@@ -164,17 +145,12 @@ class KVLabLM(Texts):
         self.evidence: Callable[[object], list[tuple[int, int]]] | None = None  # of a request's prompt
         self.together((with_parameters(method, parameters),))
 
-    @cached_property
-    def identity(self) -> str:
-        """See `identity`; it reads all the code, which takes seconds, so only where answers are kept."""
-        return identity(**self._given)
-
     def get_model_info(self) -> dict:
         """What lm-eval writes beside its results."""
         spec = parse(self.method)
         told = {"method": spec.text, "protocol": self.protocol, "evict": self.evict}
         digests = {"method_digest": method_digest(spec), "code_digest": code_digest()}
-        return told | digests | {"identity": self.identity}
+        return told | digests
 
     def together(self, methods: Iterable[str | Spec]) -> None:
         """Score for all these methods at once, the first of them being used: prefills are shared."""
@@ -256,15 +232,8 @@ class KVLabLM(Texts):
         return answers[self.method]
 
     def set_cache_hook(self, cache_hook) -> None:
-        """Answers that lm-eval keeps are asked for by their text alone, so another method's would be given:
-        refused unless the file's name carries this one's identity, as `python -m eval lm-eval` makes it."""
-        kept = getattr(cache_hook.dbdict, "filename", None)
-        if kept is not None and not (self.identity and self.identity in kept):
-            raise ValueError(
-                f"use_cache={kept}: its answers may be another method's; use `{PROGRAM} lm-eval run`, "
-                f"which keeps those of each apart, or name a file with {self.identity or 'nothing'} in it"
-            )
-        super().set_cache_hook(cache_hook)
+        """Where lm-eval is told to keep answers: refused."""
+        raise ValueError(KEPT)
 
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
         """As lm-eval's, without its bar where `on_progress` is told instead."""

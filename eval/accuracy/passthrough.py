@@ -1,10 +1,10 @@
 """lm-eval's own command line, which knows kvlab's model: `python -m eval lm-eval run --model kvlab ...`.
 
 What is added is what its users would trip over: rows are decoded together unless `--batch_size` says
-otherwise, a machine without CUDA is asked for its CPU, the answers kept by `--use_cache` are those of one
-method, model and protocol (the path carries their digest), a task's own YAML may say where its contexts end,
-kvlab's own tasks are known by name, and tasks that make their rows learn where the model's tokenizer is. An
-error in a user's own files is one line. All this also holds for the file of `--config`.
+otherwise, a machine without CUDA is asked for its CPU, `--use_cache` is refused, a task's own YAML may say
+where its contexts end, kvlab's own tasks are known by name, and tasks that make their rows learn where the
+model's tokenizer is. An error in a user's own files is one line. All this also holds for the file of
+`--config`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kvlab.models import source_of
 from ..core import study
 from ..core.errors import Problem
 from . import boundaries, settings, yamls
-from .lm import KVLabLM, identity
-from .protocols import INSIDE, MANY, REUSE
+from .lm import KEPT, KVLabLM
+from .protocols import INSIDE
 from .taskset import FOLDER, local_names
 
 NAME = "kvlab"
@@ -104,17 +104,8 @@ def _of_our_model(given: dict) -> dict:
         filled["batch_size"] = "auto"
     if given.get("device") is None:
         filled["device"] = "cuda:0" if torch.cuda.is_available() else "cpu"
-    if path := given.get("use_cache"):
-        if (protocol := filled["model_args"]["protocol"]) in (MANY, REUSE):
-            raise Problem(
-                f"--use_cache {path}: under {protocol} questions on one context are asked together, and "
-                "lm-eval would ask those alone that it has no answer to"
-            )
-        ours = dict(about)
-        for name in OWN:
-            if (value := (given | filled).get(name)) is not None:
-                ours.setdefault(name, value)
-        filled["use_cache"] = f"{path}-{identity(**ours)}"
+    if given.get("use_cache"):
+        raise Problem(f"--{KEPT}")
     return filled
 
 

@@ -11,9 +11,7 @@ import os
 import sys
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Iterator
-from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -108,12 +106,10 @@ class Bar:
         self.name, self.total, self.work, self.finished, self.ended = name, total, work, 0, 0.0
         self.parts: dict[str, float] = {}
         self.started = time.monotonic()
-        self.seen = [(self.started, 0.0)]  # when so much was done
 
     def at(self, what: str, work: float) -> None:
         """So much of `what` is done."""
         self.parts[what] = work
-        self.seen.append((time.monotonic(), self.amount()))
 
     def doing(self, text: str) -> None:
         """What is being done now, where nothing grows by it, or what of a cell is done."""
@@ -121,24 +117,17 @@ class Bar:
     def done(self, what: str, result: str | None, work: float = 1.0) -> None:
         """A cell of so much work is finished, with this result (None: it failed, which was said already)."""
         self.finished, self.ended = self.finished + 1, self.ended + work
-        self.seen.append((time.monotonic(), self.amount()))
 
     def amount(self) -> float:
         """Work that is done, that of unfinished cells among it."""
         return max(sum(self.parts.values()), self.ended)
 
     def left(self) -> str:
-        """ ", about 2 min left", as far as that can be known: at the speed of the last half of the time,
-        since quick cells say little of slow ones behind them; if nothing was done in it, of all of it."""
+        """ ", about 2 min left", as far as that can be known: at the speed so far."""
         done = self.amount()
         if not 0 < done < self.work:
             return ""
-        now = time.monotonic()
-        middle = (self.started + now) / 2
-        since, before = self.seen[bisect_right(self.seen, middle, key=itemgetter(0)) - 1]
-        if done == before:
-            since, before = self.started, 0.0
-        seconds = (self.work - done) * max(1e-3, now - since) / (done - before)
+        seconds = (self.work - done) * (time.monotonic() - self.started) / done
         return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
 

@@ -167,14 +167,13 @@ def test_a_configuration_file_is_prepared_as_words_are(here, folder, prepared, m
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (here / "more").mkdir()
     (here / "more" / "x.yaml").write_text(f"{TASK}metadata: {{context_until: ' ASK'}}\n")
-    about = {"model": "kvlab", "tasks": ["recall", "mine"], "include_path": "more", "use_cache": "kept"}
+    about = {"model": "kvlab", "tasks": ["recall", "mine"], "include_path": "more"}
     about |= {"model_args": {"pretrained": str(folder)}, "metadata": {"lengths": [256]}}
     (here / "run.yaml").write_text(json.dumps(about))  # JSON is YAML
     found = prepared("run", "--config", "run.yaml")
     assert found["include_path"] == [str(taskset.FOLDER), "more"]
     assert (found["batch_size"], found["device"]) == ("auto", "cpu")
     assert found["metadata"] == {"tokenizer": str(folder), "lengths": [256]}
-    assert found["use_cache"].startswith("kept-") and len(found["use_cache"]) == 5 + 12
     assert KVLabLM.untils_of_tasks == {"mine": " ASK"}
     (here / "run.yaml").write_text(json.dumps(about | {"batch_size": 4, "device": "cpu"}))
     found = prepared("run", "--config", "run.yaml", "--batch_size", "3")
