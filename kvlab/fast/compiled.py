@@ -18,7 +18,6 @@ from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
 from .forward import Replaced, answer, named
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
-from .pages import gather
 from .suited import Unsuited, check
 
 TABLE = 1024  # positions whose rotary embedding is computed at a time
@@ -34,10 +33,9 @@ def compiled(model, weights: str = "fp32"):
     `block.py` multiplies faster than torch. Prompts, and everything else that a forward is asked for, go
     through the model's own modules. Every step computes with the modules, weights and numbers that the model
     has then (`Stamp`): if any has changed, the body is read again and, unless only weights have, tried again.
-    Weights move into large pages of memory (`gather`), of which the model's parameters become views without
-    gradients: `requires_grad_` brings these back, from the model's own modules. A model whose steps cannot be
-    compiled, for example while a foreign hook is on a module, decodes with the eager engine, and a warning
-    says why.
+    The parameters lose their gradients: `requires_grad_` brings these back, from the model's own modules. A
+    model whose steps cannot be compiled, for example while a foreign hook is on a module, decodes with the
+    eager engine, and a warning says why.
 
     weights: "fp32" as they are, or "bf16" or "int8": then the model's linear layers hold theirs so from now
     on (`narrow`), for prompts too, which widen them layer by layer. ValueError for another name, and for a
@@ -51,8 +49,6 @@ def compiled(model, weights: str = "fp32"):
     if weights != "fp32":
         _narrowed(model, weights)
     if forward.current(model) is not None:
-        gather(model.parameters())
-        forward.current(model)  # reads the weights where they are now
         model.requires_grad_(False)  # else every step outside of no_grad would be eager
         model.forward = forward
     return model
